@@ -1,0 +1,86 @@
+"""Hardware as data: devices, links, nodes, and the rectangles of devices that stages run on."""
+
+from dataclasses import dataclass
+
+from alpa_hpc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network path. `bandwidth` in bytes a second in one direction, `latency` in seconds a message."""
+
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth > 0 and self.latency >= 0):
+            raise ConfigError(f"link needs bandwidth > 0 and latency >= 0, found {self.bandwidth} B/s, {self.latency} s")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device. Memory in bytes (usable), rates in FLOP/s and bytes/s; `efficiency` scales the peak rates of matmuls."""
+
+    kind: str
+    memory: int
+    flops_32bit: float
+    flops_16bit: float
+    memory_bandwidth: float
+    efficiency: float
+
+    def __post_init__(self) -> None:
+        rates = (self.memory, self.flops_32bit, self.flops_16bit, self.memory_bandwidth)
+        if min(rates) <= 0 or not 0 < self.efficiency <= 1:
+            raise ConfigError(f"device {self.kind!r} needs positive memory and rates and 0 < efficiency <= 1, found {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """`num_nodes` equal nodes. `intra_node` is one device's path inside a node; `inter_node` is one *node's* path, shared by its devices."""
+
+    name: str
+    num_nodes: int
+    devices_per_node: int
+    device: DeviceSpec
+    intra_node: Link
+    inter_node: Link
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.devices_per_node < 1:
+            raise ConfigError(f"cluster {self.name!r} needs at least one node and one device a node, found {self.num_nodes} x {self.devices_per_node}")
+
+    @property
+    def num_devices(self) -> int:
+        """All devices of the cluster."""
+        return self.num_nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Submesh:
+    """A physical rectangle: `num_nodes` x `devices_per_node`; either one node or whole nodes (paper, section 5.2)."""
+
+    num_nodes: int
+    devices_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the rectangle."""
+        return self.num_nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MeshShape:
+    """The logical view a stage has of its submesh: axis 0 has `rows` devices, axis 1 has `cols`; devices in row-major order."""
+
+    rows: int
+    cols: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the mesh."""
+        return self.rows * self.cols
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Devices along axis 0 and axis 1."""
+        return (self.rows, self.cols)

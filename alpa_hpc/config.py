@@ -1,0 +1,274 @@
+"""Hydra's YAML -> ExperimentConfig, one checked and frozen object, and back to a file: the only module that knows OmegaConf.
+
+Hydra composes and type-checks against plain twins of the frozen option classes (`_twin`), because OmegaConf makes configs of frozen
+classes read-only and would spell Enum members in upper case. `to_config` then builds the frozen classes, whose `__post_init__` checks
+each value, and `check_experiment` checks values against each other.
+"""
+
+import dataclasses
+import enum
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.errors import ConfigError
+from alpa_hpc.launch.files import write_text
+from alpa_hpc.launch.locations import config_folder
+from alpa_hpc.launch.options import LauncherKind, LauncherOptions
+from alpa_hpc.layers.options import LayerOptions
+from alpa_hpc.profiling.options import ProfilingOptions
+from alpa_hpc.runtime.options import ScheduleOptions
+from alpa_hpc.stages.options import SearchOptions
+from alpa_hpc.training.model import Model
+from alpa_hpc.training.options import DataKind, DataOptions, TrainingOptions
+
+HYDRA_VERSION = "1.3"  # whose defaults hold, whatever newer Hydra is installed: no change of directory, above all
+Composed = DictConfig  # a config as Hydra composed it: right keys and types, values unchecked
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Mode(enum.Enum):
+    """How far a run goes."""
+
+    FULL = "full"
+    """plan, profile, train"""
+    PLAN = "plan"
+    """plan only"""
+    DRY_RUN = "dry_run"
+    """print what would be submitted"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentConfig:
+    """Everything that one run is asked for.
+
+    runs:       folder (absolute) that the run's own folder `runs/NAME/ID` is made in
+    model:      the instantiated model
+    model_path: folder (absolute) of the model's module, or empty if it is installed: a job that runs elsewhere finds it there
+    resolved:   the YAML that this config was built from, paths absolute; `load_config` builds an equal config from it
+    """
+
+    name: str
+    mode: Mode
+    runs: Path
+    model: Model
+    model_path: str
+    cluster: ClusterSpec
+    layers: LayerOptions
+    search: SearchOptions
+    schedule: ScheduleOptions
+    profiling: ProfilingOptions
+    training: TrainingOptions
+    data: DataOptions
+    launcher: LauncherOptions
+    resolved: str = dataclasses.field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ConfigError(f"name is {self.name!r}, expected letters, digits, '.', '_' and '-': the run folder is called by it")
+
+
+def compose_command_line(task: Callable[[Composed], None]) -> None:
+    """Call `task` with the config that the command line asks for: once a run of a sweep, never for --help and --cfg.
+
+    ConfigError for a bare `experiment=NAME`; what else Hydra cannot compose (an unknown experiment, key or type) ends the process with
+    Hydra's own message, which lists what there is, and status 1.
+    """
+    check_arguments(sys.argv[1:])
+    register()
+    hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
+
+
+def register() -> None:
+    """Tell Hydra the schema that conf/config.yaml starts from; unknown keys and wrong types then fail at composition."""
+    ConfigStore.instance().store(name="schema", node=_schema())
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """ConfigError for the spelling `experiment=NAME`: Hydra wants a plus there, and its own message does not name the experiments."""
+    for argument in arguments:
+        if argument.startswith("experiment="):
+            name = argument.partition("=")[2] or "NAME"
+            raise ConfigError(f"found {argument!r}, expected a plus before it: +experiment={name}. {_shipped_experiments()}")
+
+
+def to_config(composed: Composed) -> ExperimentConfig:
+    """The checked, frozen form of a composed config; ConfigError if a value, or a combination of values, cannot work."""
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if "name" in missing:
+        raise ConfigError(
+            f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {_shipped_experiments()}"
+        )
+    if missing:
+        raise ConfigError(f"these keys have no value: {', '.join(missing)}. Give each one on the command line as KEY=VALUE")
+    values = _with_absolute_paths(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)))
+    late = ("model", "model_path", "resolved")  # the model imports jax, and a wrong number should not wait for that
+    built = {field: _build(kind, values[field], field) for field, kind in _fields(ExperimentConfig) if field not in late}
+    if values["model_path"] and values["model_path"] not in sys.path:
+        sys.path.append(values["model_path"])  # behind all others: nothing there can pose as a module of ours
+    model = _build_model(values["model"])
+    values["model_path"] = values["model_path"] or _folder_of_module(values["model"]["_target_"])
+    resolved = OmegaConf.to_yaml(OmegaConf.create(values))
+    return check_experiment(ExperimentConfig(**built, model=model, model_path=values["model_path"], resolved=resolved))
+
+
+def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
+    """`config` itself, if its parts fit together; otherwise ConfigError."""
+    batch, pieces = config.training.batch_size, config.schedule.num_microbatches
+    if batch % pieces:
+        raise ConfigError(
+            f"training.batch_size={batch} cannot be cut into schedule.num_microbatches={pieces} equal microbatches: "
+            f"make it a multiple of {pieces}"
+        )
+    devices, ranks = config.cluster.num_devices, config.launcher.max_ranks
+    if config.mode is Mode.FULL and devices > ranks:
+        raise ConfigError(
+            f"cluster {config.cluster.name!r} has {devices} devices, but launcher {config.launcher.kind.value} can start {ranks} ranks "
+            "(launcher.max_ranks), and each device needs one. Choose a smaller cluster, or launcher=slurm, or plan only, by mode=plan"
+        )
+    if config.mode is Mode.DRY_RUN and config.launcher.kind is LauncherKind.INPROCESS:
+        raise ConfigError(
+            "mode=dry_run prints the jobs that would be submitted, and launcher=inprocess submits none: use launcher=slurm or local"
+        )
+    if config.data.kind is DataKind.TOKEN_FILE and config.mode is Mode.FULL and not Path(config.data.path).is_file():
+        raise ConfigError(
+            f"data.path={config.data.path} is not a file: it must be there, on a file system that all nodes see, before jobs start"
+        )
+    if config.training.evaluate_every and config.data.kind is not DataKind.SYNTHETIC and not config.data.held_out_fraction:
+        raise ConfigError(
+            f"training.evaluate_every={config.training.evaluate_every} needs held-out data, and data.held_out_fraction is 0: "
+            "raise it, or set training.evaluate_every=0"
+        )
+    return config
+
+
+def write_config(config: ExperimentConfig, path: Path) -> None:
+    """Write the resolved YAML of `config` to `path`, whole or not at all."""
+    write_text(path, config.resolved)
+
+
+def load_config(path: Path) -> ExperimentConfig:
+    """Read a file of `write_config` back; ConfigError if it is absent, torn, or has keys or types that this version does not know."""
+    try:
+        loaded = OmegaConf.load(path)
+        composed = OmegaConf.merge(_schema(), loaded)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there: a run folder has a config.yaml, is this one?") from None
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a config of this version of alpa_hpc: {_first_line(error)}. Start the run again.") from error
+    return to_config(cast(Composed, composed))
+
+
+def _shipped_experiments() -> str:
+    return "Shipped experiments: " + ", ".join(sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))
+
+
+def _schema() -> DictConfig:
+    return OmegaConf.structured(_twin(ExperimentConfig))
+
+
+def _fields(kind: type) -> list[tuple[str, Any]]:
+    hints = get_type_hints(kind)
+    return [(field.name, hints[field.name]) for field in dataclasses.fields(kind) if field.init]
+
+
+def _twin(kind: type) -> type:
+    """A plain dataclass with the fields of `kind`, each of a type that OmegaConf has, and none with a value."""
+    fields = [(name, _plain_type(hint), dataclasses.field(default=MISSING)) for name, hint in _fields(kind) if name != "resolved"]
+    return dataclasses.make_dataclass(kind.__name__, fields)
+
+
+def _plain_type(hint: Any) -> Any:
+    if hint is Model or get_origin(hint) is dict:
+        return dict[str, Any]
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]]
+    if dataclasses.is_dataclass(hint):
+        return _twin(cast(type, hint))
+    return str if issubclass(hint, enum.Enum | Path) else hint
+
+
+def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with paths that hold in any folder: a job does not run where the command did. An empty path stays empty."""
+    changed: dict[str, Any] = {**values, "data": {**values["data"]}, "profiling": {**values["profiling"]}}
+    for options, key in ((changed, "runs"), (changed, "model_path"), (changed["data"], "path"), (changed["profiling"], "store")):
+        options[key] = options[key] and str(Path(options[key]).expanduser().absolute())
+    return changed
+
+
+def _build(hint: Any, value: Any, key: str) -> Any:
+    """`value` (plain data of the twin's type) as an object of type `hint`; `key` says in errors where it stood."""
+    if get_origin(hint) is tuple:
+        return tuple(value)
+    if get_origin(hint) is dict:
+        return dict(value)
+    if dataclasses.is_dataclass(hint):
+        return _build_options(cast(type, hint), value, key)
+    if issubclass(hint, enum.Enum):
+        return _build_member(hint, value, key)
+    return hint(value)
+
+
+def _build_options(kind: type, values: Mapping[str, Any], key: str) -> Any:
+    built = {field: _build(hint, values[field], f"{key}.{field}") for field, hint in _fields(kind)}
+    try:
+        return kind(**built)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _build_member(kind: type[enum.Enum], word: str, key: str) -> enum.Enum:
+    for member in kind:
+        if member.value == word:
+            return member
+    raise ConfigError(f"{key}={word} is not a known choice, expected one of: {', '.join(str(member.value) for member in kind)}")
+
+
+def _build_model(values: Mapping[str, Any]) -> Model:
+    """The object that `_target_` and its arguments make; ConfigError if they make none, or one without the methods of `Model`."""
+    target = values.get("_target_")
+    if not target:
+        raise ConfigError("model._target_ is not set, expected the dotted path of a class, such as alpa_hpc.models.gpt.GPT")
+    try:
+        model = instantiate(OmegaConf.create(dict(values)), _convert_="all")
+    except (HydraException, OmegaConfBaseException) as error:
+        arguments = ", ".join(sorted(set(values) - {"_target_"}))
+        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error)}. Is its module on Python's path?") from error
+    lacking = [method for method in ("init", "loss", "batch") if not callable(getattr(model, method, None))]
+    if lacking:
+        raise ConfigError(f"model: {target} lacks {', '.join(lacking)}; alpa_hpc/training/model.py documents what a model must offer")
+    return model
+
+
+def _folder_of_module(target: str) -> str:
+    """The folder that must be on Python's path for `target` to be found; empty if it is one that every Python of this installation has."""
+    spec = importlib.util.find_spec(target.partition(".")[0])
+    assert spec is not None, f"{target} was imported a moment ago"
+    places = spec.submodule_search_locations
+    folder = Path(places[0] if places else spec.origin or "").absolute().parent
+    installed = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")}
+    return "" if folder in installed or spec.name == "alpa_hpc" else str(folder)
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".rstrip(".")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,48 @@
+"""Flat jaxpr -> the same jaxpr, or a fault with the equations around it."""
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.graph import variables
+from alpa_hpc.ir.inline import ALL_CALLS
+
+_NEIGHBOURS = 3
+
+
+def check_flat(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
+    """Every variable is defined before its use and once, and no call remains; an assertion names the place else."""
+    jaxpr = closed.jaxpr
+    defined = {*jaxpr.constvars, *jaxpr.invars}
+    assert len(defined) == len(jaxpr.constvars) + len(jaxpr.invars), f"{where}: an input occurs twice"
+    for position, equation in enumerate(jaxpr.eqns):
+        missing = [var for var in variables(equation.invars) if var not in defined]
+        assert not missing, f"{where}: operand without definition\n{neighbourhood(jaxpr.eqns, position)}"
+        assert equation.primitive.name not in ALL_CALLS, f"{where}: a call remains\n{neighbourhood(jaxpr.eqns, position)}"
+        assert not defined.intersection(equation.outvars), f"{where}: defined twice\n{neighbourhood(jaxpr.eqns, position)}"
+        defined.update(equation.outvars)
+    assert all(var in defined for var in variables(jaxpr.outvars)), f"{where}: an output without definition"
+    return closed
+
+
+def check_effects(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
+    """No equation prints, calls back or writes; raises TraceError with the equation else."""
+    for position, equation in enumerate(closed.jaxpr.eqns):
+        if equation.effects:
+            raise TraceError(
+                f"{where}: '{equation.primitive}' has side effects ({', '.join(map(str, equation.effects))}), which a step that is cut into "
+                f"pieces cannot keep in order. Remove debug prints, callbacks and writes from the step.\n{neighbourhood(closed.jaxpr.eqns, position)}"
+            )
+    return closed
+
+
+def neighbourhood(equations: list[JaxprEqn], position: int) -> str:
+    """The equation at `position`, marked, with a few before and after it."""
+    first, last = max(0, position - _NEIGHBOURS), position + _NEIGHBOURS + 1
+    shown = enumerate(equations[first:last], first)
+    return "\n".join(f"{'->' if number == position else '  '} {number}: {short(equation)}" for number, equation in shown)
+
+
+def short(equation: JaxprEqn) -> str:
+    """One line of an equation."""
+    text = " ".join(str(equation).split())
+    return text if len(text) <= 200 else text[:200] + " ..."

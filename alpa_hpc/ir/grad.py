@@ -1,0 +1,204 @@
+"""A loss function -> its value and gradient; while a step is traced, one equation that holds the loss (the microbatch boundary).
+
+Outside `tracing()`, `value_and_grad` is jax's own. Inside, it binds `loss_gradient_p`: [params, operands] -> [value, aux, gradients], with the loss
+jaxpr [params, operands] -> [value or (sum, count), aux] as a parameter; what the loss closes over becomes operands.
+"""
+
+import contextvars
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.graph import closed_jaxpr
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The loss is a mean over the rows of the batch: microbatches of equal size are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumCount:
+    """The loss returns (sum, count): value and gradient are those of sum / count over the whole batch, count held constant."""
+
+
+Reduction = Mean | SumCount
+
+
+class AuxKind(enum.Enum):
+    """How an auxiliary output of the loss is gathered over microbatches."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class LossBoundary:
+    """What the gradient equation knows: `loss` is [params, operands] -> [value] or [sum, count], then aux leaves."""
+
+    loss: ClosedJaxpr
+    num_params: int
+    reduction: Reduction
+    aux_kinds: tuple[AuxKind, ...]
+
+    @property
+    def num_values(self) -> int:
+        """1 for a mean, 2 for (sum, count)."""
+        return 2 if isinstance(self.reduction, SumCount) else 1
+
+
+loss_gradient_p = Primitive("loss_gradient")
+loss_gradient_p.multiple_results = True
+_is_tracing: contextvars.ContextVar[bool] = contextvars.ContextVar("alpa_hpc_is_tracing", default=False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While open, `value_and_grad` marks the loss instead of differentiating it."""
+    token = _is_tracing.set(True)
+    try:
+        yield
+    finally:
+        _is_tracing.reset(token)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int = 0,
+    has_aux: bool = False,  # noqa: FBT001, FBT002 - a drop-in for jax.value_and_grad
+    reduction: Reduction = Mean(),  # noqa: B008 - a frozen value
+    aux: object = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """Value and gradient of `fun` in its first argument, like `jax.value_and_grad`.
+
+    With `SumCount()` the function returns (sum, count), and what comes back is sum / count and its gradient. `aux` is a pytree prefix of `AuxKind` that
+    says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches.
+    """
+    if argnums != 0:
+        raise TraceError(f"value_and_grad differentiates the first argument, found argnums={argnums}. Put all parameters into the first argument.")
+
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        params, *others = args
+
+        def loss(first: object) -> object:
+            return fun(first, *others, **kwargs)
+
+        if _is_tracing.get():
+            return _bind(loss, params, has_aux, reduction, aux)
+        return _differentiate(loss, params, has_aux, reduction)
+
+    return wrapped
+
+
+def _differentiate(loss: Callable[[object], object], params: object, has_aux: bool, reduction: Reduction) -> tuple[object, object]:  # noqa: FBT001
+    def mean_loss(first: object) -> object:
+        out = loss(first)
+        result, extra = out if has_aux else (out, None)
+        if isinstance(reduction, SumCount):
+            total, count = result
+            result = total / jax.lax.stop_gradient(jnp.asarray(count, total.dtype))
+        return (result, extra) if has_aux else result
+
+    return jax.value_and_grad(mean_loss, has_aux=has_aux)(params)
+
+
+def _bind(loss: Callable[[object], object], params: object, has_aux: bool, reduction: Reduction, aux: object) -> tuple[object, object]:  # noqa: FBT001
+    closed, shape = jax.make_jaxpr(loss, return_shape=True)(params)
+    result, extra = shape if has_aux else (shape, None)
+    _check_result(result, reduction)
+    kinds = _aux_kinds(extra, aux)
+    leaves, tree = jax.tree.flatten(params)
+    boundary, operands = _lift_tracers(closed, len(leaves), reduction, kinds)
+    value, *rest = loss_gradient_p.bind(*leaves, *operands, boundary=boundary)
+    aux_leaves, gradients = rest[: len(kinds)], rest[len(kinds) :]
+    if has_aux:
+        value = (value, jax.tree.unflatten(jax.tree.structure(extra), aux_leaves))
+    return value, jax.tree.unflatten(tree, gradients)
+
+
+def _lift_tracers(closed: ClosedJaxpr, num_params: int, reduction: Reduction, kinds: tuple[AuxKind, ...]) -> tuple[LossBoundary, list[Tracer]]:
+    """Closed-over tracers become operands; arrays stay constants."""
+    jaxpr = closed.jaxpr
+    pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
+    lifted = [(var, value) for var, value in pairs if isinstance(value, Tracer)]
+    held = {var: value for var, value in pairs if not isinstance(value, Tracer)}
+    inputs = [*jaxpr.invars, *(var for var, _ in lifted)]
+    loss = closed_jaxpr(inputs, jaxpr.outvars, jaxpr.eqns, held)
+    return LossBoundary(loss, num_params, reduction, kinds), [value for _, value in lifted]
+
+
+def _check_result(result: object, reduction: Reduction) -> None:
+    leaves = jax.tree.leaves(result)
+    expected = 2 if isinstance(reduction, SumCount) else 1
+    found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+    if len(leaves) != expected or any(leaf.shape for leaf in leaves):
+        wanted = "a pair of scalars (sum, count)" if expected == 2 else "one scalar"
+        raise TraceError(f"the loss must return {wanted}, found {found or 'nothing'}. Reduce it over the rows inside the loss.")
+    if not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        raise TraceError(f"the loss must be of a floating dtype, found {found}. Cast it inside the loss.")
+
+
+def _aux_kinds(extra: object, aux: object) -> tuple[AuxKind, ...]:
+    leaves = jax.tree.leaves(extra)
+    if not leaves:
+        return ()
+    if aux is None:
+        raise TraceError(
+            f"the loss has {len(leaves)} auxiliary outputs, and it is not said how microbatches join them. Pass value_and_grad(..., aux=...) with "
+            "AuxKind.MEAN, SUM or LAST for each of them."
+        )
+    try:
+        kinds = jax.tree.leaves(jax.tree.map(lambda kind, part: jax.tree.map(lambda _: kind, part), aux, extra))
+    except ValueError as error:
+        raise TraceError(f"`aux` must be a pytree prefix of the auxiliary outputs, found {aux!r}: {error}") from error
+    for kind, leaf in zip(kinds, leaves, strict=True):
+        if not isinstance(kind, AuxKind):
+            raise TraceError(f"`aux` must hold AuxKind values, found {kind!r}. Use AuxKind.MEAN, SUM or LAST.")
+        if kind is AuxKind.MEAN and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TraceError(f"an auxiliary mean must be of a floating dtype, found {leaf.dtype}{list(leaf.shape)}. Use AuxKind.SUM, or cast it.")
+    return tuple(kinds)
+
+
+def _evaluate(*operands: jax.Array, boundary: LossBoundary) -> list[jax.Array]:
+    """What the equation means outside a trace (a jit of the step that was first called inside one keeps the equation)."""
+    params, others = operands[: boundary.num_params], operands[boundary.num_params :]
+    count = boundary.num_values
+
+    def loss(first: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        outputs = jax.core.eval_jaxpr(boundary.loss.jaxpr, boundary.loss.consts, *first, *others)
+        value = outputs[0] if count == 1 else outputs[0] / jax.lax.stop_gradient(outputs[1].astype(outputs[0].dtype))
+        return value, outputs[count:]
+
+    (value, extra), gradients = jax.value_and_grad(loss, has_aux=True)(tuple(params))
+    return [value, *extra, *gradients]
+
+
+def _abstract(*operands: ShapedArray, boundary: LossBoundary) -> list[ShapedArray]:
+    outputs = [ShapedArray(aval.shape, aval.dtype) for aval in boundary.loss.out_avals]
+    gradients = [ShapedArray(aval.shape, aval.dtype) for aval in operands[: boundary.num_params]]
+    return [outputs[0], *outputs[boundary.num_values :], *gradients]
+
+
+def _refuse(what: str) -> Callable[..., object]:
+    def rule(*_: object, **__: object) -> object:
+        raise TraceError(f"value_and_grad {what}: the loss is the microbatch boundary of the step, so it must be at the top level of the step.")
+
+    return rule
+
+
+loss_gradient_p.def_impl(_evaluate)
+loss_gradient_p.def_abstract_eval(_abstract)
+mlir.register_lowering(loss_gradient_p, mlir.lower_fun(_evaluate, multiple_results=True))
+batching.primitive_batchers[loss_gradient_p] = _refuse("is under vmap")
+ad.primitive_jvps[loss_gradient_p] = _refuse("is differentiated again")
+

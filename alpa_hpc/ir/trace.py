@@ -1,0 +1,322 @@
+"""A train step (state, batch) -> (state, metrics) and shapes -> TracedStep: before | loss at microbatch shape | after.
+
+The step is traced twice: with the whole batch, which gives `before` and `after`, and with the rows of one microbatch, which gives the loss.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+
+from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.check import check_effects, short
+from alpa_hpc.ir.grad import AuxKind, LossBoundary, Reduction, SumCount, loss_gradient_p, tracing
+from alpa_hpc.ir.graph import Atom, assemble, constants_of, reached, variables
+from alpa_hpc.ir.inline import inline_calls, nested_jaxprs, rewrite
+
+Step = Callable[[object, object], tuple[object, Mapping[str, object]]]
+
+
+class Split(enum.Enum):
+    """How a microbatch gets its part of a microbatch input: its rows, all of it, or a PRNG key folded with its number."""
+
+    ROWS = "rows"
+    SAME = "same"
+    KEY = "key"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedStep:
+    """A train step in three parts; B = num_microbatches, `num_rows` rows in the whole batch.
+
+    before: [state leaves at `before_leaves`, batch leaves] -> microbatch inputs of the whole batch (keys as raw data)
+    loss:   [params, microbatch inputs] -> [value] or [sum, count], then aux leaves; traced with num_rows / B rows
+    after:  [all state leaves, value, aux leaves, gradients] -> [new state leaves, metrics]; value, aux and gradients are those of the whole batch
+    `params` are the state leaves the loss is differentiated in; `splits` says how each microbatch input is split,
+    `key_impls` of which implementation a PRNG key is (empty for what is no key).
+    """
+
+    num_microbatches: int
+    num_rows: int
+    state_tree: PyTreeDef
+    batch_tree: PyTreeDef
+    state_names: tuple[str, ...]
+    state_avals: tuple[ShapedArray, ...]
+    params: tuple[int, ...]
+    before: ClosedJaxpr
+    before_leaves: tuple[int, ...]
+    splits: tuple[Split, ...]
+    key_impls: tuple[str, ...]
+    loss: ClosedJaxpr
+    reduction: Reduction
+    aux_kinds: tuple[AuxKind, ...]
+    after: ClosedJaxpr
+    metric_names: tuple[str, ...]
+
+    @property
+    def num_values(self) -> int:
+        """1 where the loss is a mean, 2 where it is (sum, count)."""
+        return 2 if isinstance(self.reduction, SumCount) else 1
+
+    @property
+    def batch_avals(self) -> tuple[ShapedArray, ...]:
+        """Avals of the microbatch inputs."""
+        return tuple(self.loss.in_avals[len(self.params) :])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OuterTrace:
+    """One trace of the whole step, calls inlined, with the gradient equation found."""
+
+    closed: ClosedJaxpr
+    equation: JaxprEqn
+    boundary: LossBoundary
+    num_state: int
+
+    @property
+    def operands(self) -> list[Atom]:
+        return list(self.equation.invars[self.boundary.num_params :])
+
+
+def trace_step(step: Step, state: object, batch: object, *, num_microbatches: int) -> TracedStep:
+    """Trace `step` with shapes `state` and `batch` (pytrees of ShapeDtypeStruct or arrays); the batch's rows are split into microbatches.
+
+    Raises TraceError, with the reason, for a step that is not before | loss | after.
+    """
+    num_rows = _num_rows(batch, num_microbatches)
+    whole, shapes = _trace_outer(step, state, batch)
+    micro, _ = _trace_outer(step, state, _with_rows(batch, num_rows // num_microbatches))
+    metric_names = _check_results(state, shapes)
+    names, leaves = _named_leaves(state)
+    params = _params(whole, names)
+    before, before_leaves, splits = _before(whole, micro, batch, num_microbatches, names)
+    return TracedStep(
+        num_microbatches=num_microbatches,
+        num_rows=num_rows,
+        state_tree=jax.tree.structure(state),
+        batch_tree=jax.tree.structure(batch),
+        state_names=names,
+        state_avals=tuple(ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves),
+        params=params,
+        before=before,
+        before_leaves=before_leaves,
+        splits=splits,
+        key_impls=tuple(_key_impl(atom.aval) if _is_key(atom.aval) else "" for atom in whole.operands),
+        loss=_loss(micro.boundary, whole.boundary),
+        reduction=whole.boundary.reduction,
+        aux_kinds=whole.boundary.aux_kinds,
+        after=_after(whole),
+        metric_names=metric_names,
+    )
+
+
+def _named_leaves(tree: object) -> tuple[tuple[str, ...], list[jax.ShapeDtypeStruct]]:
+    pairs, _ = tree_flatten_with_path(tree)
+    return tuple(keystr(path, simple=True, separator="/") for path, _ in pairs), [leaf for _, leaf in pairs]
+
+
+def _has_rows(leaf: jax.ShapeDtypeStruct) -> bool:
+    return len(leaf.shape) > 0 and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _num_rows(batch: object, num_microbatches: int) -> int:
+    names, leaves = _named_leaves(batch)
+    rows = {name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True) if _has_rows(leaf)}
+    if not rows:
+        raise TraceError("the batch has no array with rows, so there is nothing to split into microbatches. Pass the batch as second argument.")
+    if len(set(rows.values())) > 1:
+        raise TraceError(f"all arrays of the batch must have the same number of rows (first dim), found {rows}.")
+    num_rows = next(iter(rows.values()))
+    if num_microbatches < 1 or num_rows % num_microbatches:
+        raise TraceError(f"{num_rows} rows do not divide into {num_microbatches} microbatches. Choose a number of microbatches that divides {num_rows}.")
+    return num_rows
+
+
+def _with_rows(batch: object, num_rows: int) -> object:
+    def resize(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_rows, *leaf.shape[1:]) if _has_rows(leaf) else leaf.shape, leaf.dtype)
+
+    return jax.tree.map(resize, batch)
+
+
+def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace, tuple[object, object]]:
+    with tracing():
+        closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
+    flat = rewrite(closed, frozenset({"jit", "closed_call", "core_call"}), {})
+    check_effects(flat, where="train step")
+    found = [equation for equation in closed_equations(flat) if equation.primitive is loss_gradient_p]
+    hidden = [equation for equation in closed_equations(flat) if any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(equation))]
+    if hidden:
+        raise TraceError(
+            f"value_and_grad is under '{hidden[0].primitive}': the loss is the microbatch boundary of the step, so it must be at the top level of "
+            f"the step (a jit around it is fine). Found {short(hidden[0])}"
+        )
+    if len(found) != 1:
+        raise TraceError(
+            f"a train step needs one alpa_hpc.value_and_grad whose result it uses, found {len(found)}. Join several losses into one, "
+            "and replace jax.value_and_grad by alpa_hpc.value_and_grad."
+        )
+    return _OuterTrace(flat, found[0], found[0].params["boundary"], len(jax.tree.leaves(state))), shapes
+
+
+def closed_equations(closed: ClosedJaxpr) -> list[JaxprEqn]:
+    """The top-level equations."""
+    return closed.jaxpr.eqns
+
+
+def _holds_gradient(equations: Sequence[JaxprEqn]) -> bool:
+    return any(eqn.primitive is loss_gradient_p or any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(eqn)) for eqn in equations)
+
+
+def _check_results(state: object, shapes: tuple[object, object]) -> tuple[str, ...]:
+    if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], Mapping)):
+        raise TraceError(f"a train step must return (new_state, metrics) with metrics a dict, found {jax.tree.structure(shapes)}.")
+    new_state, metrics = shapes
+    if jax.tree.structure(new_state) != jax.tree.structure(state):
+        raise TraceError(f"the new state must have the structure of the state: {jax.tree.structure(state)}, found {jax.tree.structure(new_state)}.")
+    names, leaves = _named_leaves(state)
+    for name, old, new in zip(names, leaves, jax.tree.leaves(new_state), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise TraceError(f"state leaf '{name}' changes from {old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}; a step must keep both.")
+    metric_names, metric_leaves = _named_leaves(metrics)
+    if len(metric_leaves) != len(metrics):
+        raise TraceError(f"metrics must be a flat dict of arrays, found {jax.tree.structure(metrics)}.")
+    return metric_names
+
+
+def _params(trace: _OuterTrace, names: Sequence[str]) -> tuple[int, ...]:
+    positions = {var: leaf for leaf, var in enumerate(trace.closed.jaxpr.invars[: trace.num_state])}
+    params: list[int] = []
+    for number, atom in enumerate(trace.equation.invars[: trace.boundary.num_params]):
+        if isinstance(atom, Literal) or atom not in positions:
+            maker = next((eqn for eqn in trace.closed.jaxpr.eqns if atom in eqn.outvars), None)
+            source = f"it is made by {short(maker)}" if maker else "it is not part of the state"
+            raise TraceError(f"parameter {number} of the loss must be a leaf of the state, unmodified; {source}. If it is a cast, cast inside the loss instead.")
+        leaf = positions[atom]
+        if leaf in params:
+            raise TraceError(f"state leaf '{names[leaf]}' occurs twice in the first argument of the loss. Pass it once and use it twice inside.")
+        params.append(leaf)
+    return tuple(params)
+
+
+def _before(
+    whole: _OuterTrace, micro: _OuterTrace, batch: object, num_microbatches: int, names: Sequence[str]
+) -> tuple[ClosedJaxpr, tuple[int, ...], tuple[Split, ...]]:
+    jaxpr = whole.closed.jaxpr
+    state_vars, batch_vars = jaxpr.invars[: whole.num_state], jaxpr.invars[whole.num_state :]
+    row_vars = [var for var, leaf in zip(batch_vars, jax.tree.leaves(batch), strict=True) if _has_rows(leaf)]
+    tainted = reached(jaxpr.eqns, row_vars)
+    _check_same_operands(whole, micro)
+    splits = tuple(
+        _split(atom, small.aval, tainted=atom in tainted, num_microbatches=num_microbatches)
+        for atom, small in zip(whole.operands, micro.operands, strict=True)
+    )
+    closed = assemble(jaxpr.invars, whole.operands, jaxpr.eqns, constants_of(whole.closed))
+    read = {var for equation in closed.jaxpr.eqns for var in variables(equation.invars)} | set(variables(whole.operands))
+    params = set(variables(whole.equation.invars[: whole.boundary.num_params]))
+    for leaf, var in enumerate(state_vars):
+        if var in params and var in read:
+            raise TraceError(
+                f"what is computed before the loss reads parameter '{names[leaf]}', which is differentiated. "
+                "Move that computation into the loss (a cast too), and pass parameters only through its first argument."
+            )
+    leaves = tuple(leaf for leaf, var in enumerate(state_vars) if var in read)
+    trimmed = assemble([*(state_vars[leaf] for leaf in leaves), *batch_vars], whole.operands, jaxpr.eqns, constants_of(whole.closed))
+    return _keys_as_data(trimmed, outputs=True), leaves, splits
+
+
+def _check_same_operands(whole: _OuterTrace, micro: _OuterTrace) -> None:
+    if len(whole.operands) != len(micro.operands):
+        raise TraceError(
+            f"the loss reads {len(whole.operands)} values with the whole batch and {len(micro.operands)} with a microbatch. "
+            "The step must do the same work for every number of rows."
+        )
+
+
+def _split(atom: Atom, micro: ShapedArray, *, tainted: bool, num_microbatches: int) -> Split:
+    shape = atom.aval.shape
+    if tainted:
+        if len(shape) == 0 or shape[0] != num_microbatches * (micro.shape[0] if micro.shape else 0) or shape[1:] != micro.shape[1:]:
+            raise TraceError(
+                f"a value of shape {list(shape)}, computed from the batch before the loss, cannot be split by rows into {num_microbatches} microbatches "
+                f"(a microbatch alone gives {list(micro.shape)}). Compute it inside the loss."
+            )
+        return Split.ROWS
+    if shape != micro.shape:
+        raise TraceError(f"a value read by the loss has shape {list(shape)} with the whole batch and {list(micro.shape)} with a microbatch.")
+    return Split.KEY if jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) else Split.SAME
+
+
+def _keys_as_data(closed: ClosedJaxpr, *, outputs: bool) -> ClosedJaxpr:
+    """PRNG keys at the border become raw data: at the outputs (`before`) or at the inputs (`loss`)."""
+    if not any(_is_key(aval) for aval in (closed.out_avals if outputs else closed.in_avals)):
+        return closed
+
+    def with_raw_outputs(*args: jax.Array) -> list[jax.Array]:
+        results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+        return [jax.random.key_data(x) if _is_key(aval) else x for x, aval in zip(results, closed.out_avals, strict=True)]
+
+    def with_raw_inputs(*args: jax.Array) -> list[jax.Array]:
+        keys = [_wrap(x, aval) if _is_key(aval) else x for x, aval in zip(args, closed.in_avals, strict=True)]
+        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *keys)
+
+    if outputs:
+        return jax.make_jaxpr(with_raw_outputs)(*map(_struct, closed.in_avals))
+    return jax.make_jaxpr(with_raw_inputs)(*(_raw_struct(aval) if _is_key(aval) else _struct(aval) for aval in closed.in_avals))
+
+
+def _is_key(aval: ShapedArray) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def _struct(aval: ShapedArray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _raw_struct(aval: ShapedArray) -> jax.ShapeDtypeStruct:
+    return jax.eval_shape(jax.random.key_data, _struct(aval))
+
+
+def _wrap(data: jax.Array, aval: ShapedArray) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl=_key_impl(aval))
+
+
+def _key_impl(aval: ShapedArray) -> str:
+    found: list[str] = []
+    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), _struct(aval))
+    return found[0]
+
+
+def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
+    if [(aval.shape, aval.dtype) for aval in micro.loss.out_avals] != [(aval.shape, aval.dtype) for aval in whole.loss.out_avals]:
+        raise TraceError(
+            f"the outputs of the loss have other shapes with a microbatch ({micro.loss.out_avals}) than with the whole batch ({whole.loss.out_avals}). "
+            "Auxiliary outputs must not have a dim of the batch: reduce them inside the loss."
+        )
+    return check_effects(_keys_as_data(inline_calls(micro.loss), outputs=False), where="loss")
+
+
+def _after(trace: _OuterTrace) -> ClosedJaxpr:
+    jaxpr = trace.closed.jaxpr
+    state_vars, batch_vars = jaxpr.invars[: trace.num_state], jaxpr.invars[trace.num_state :]
+    others = [equation for equation in jaxpr.eqns if equation is not trace.equation]
+    results = [Var(var.aval) for var in trace.equation.outvars]
+    renamed = dict(zip(trace.equation.outvars, results, strict=True))
+
+    def rename(atoms: Sequence[Atom]) -> list[Atom]:
+        return [atom if isinstance(atom, Literal) else renamed.get(atom, atom) for atom in atoms]
+
+    equations = [equation.replace(invars=rename(equation.invars)) for equation in others]
+    closed = assemble([*state_vars, *results, *batch_vars], rename(jaxpr.outvars), equations, constants_of(trace.closed))
+    for equation in closed.jaxpr.eqns:
+        if any(var in set(batch_vars) for var in variables(equation.invars)):
+            raise TraceError(f"what follows the loss reads the batch: {short(equation)}. Return it from the loss as an auxiliary output.")
+    if any(var in set(batch_vars) for var in variables(closed.jaxpr.outvars)):
+        raise TraceError("the step returns a part of its batch. Return it from the loss as an auxiliary output.")
+    return assemble([*state_vars, *results], closed.jaxpr.outvars, closed.jaxpr.eqns, constants_of(closed))

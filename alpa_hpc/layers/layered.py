@@ -1,0 +1,72 @@
+"""TracedStep -> LayeredStep: the loss cut into layers by Eq. 6, each differentiated once, and the update split by parameter."""
+
+from alpa_hpc.ir.grad import AuxKind
+from alpa_hpc.ir.key import content_key
+from alpa_hpc.ir.trace import TracedStep
+from alpa_hpc.ir.work import Accumulation, Layer, LayeredStep, LossOutput
+from alpa_hpc.layers.differentiate import Programs, differentiate
+from alpa_hpc.layers.forward import ForwardLayer, cut_forward
+from alpa_hpc.layers.update import split_update
+
+
+def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> LayeredStep:
+    """Cut a step into `num_layers` layers whose FLOP exceed the average by at most `imbalance` (a share). Raises TraceError if that is not possible."""
+    forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance)
+    programs: dict[str, Programs] = {}
+    layers = tuple(_layer(traced, index, layer, programs) for index, layer in enumerate(forward.layers))
+    update = split_update(traced)
+    kinds = (*(AuxKind.SUM,) * traced.num_values, *traced.aux_kinds)
+    return LayeredStep(
+        num_microbatches=traced.num_microbatches,
+        state_names=traced.state_names,
+        state_avals=traced.state_avals,
+        batch_avals=traced.batch_avals,
+        values=dict(forward.values),
+        layers=layers,
+        loss_outputs=tuple(LossOutput(value, _accumulation(kind)) for value, kind in zip(forward.loss_values, kinds, strict=True)),
+        update=update,
+        metric_names=traced.metric_names,
+        key=content_key(
+            traced.num_microbatches,
+            [(layer.key, layer.params, layer.batch, layer.inputs, layer.outputs) for layer in layers],
+            [(param.key, param.leaves, param.scalars_in, param.scalars_out, param.reductions) for param in update.params],
+            [kind.value for kind in update.reductions],
+            update.shared_leaves,
+            update.shared_before,
+            update.shared_after,
+        ),
+    )
+
+
+def _accumulation(kind: AuxKind) -> Accumulation:
+    return Accumulation.LAST if kind is AuxKind.LAST else Accumulation.SUM
+
+
+def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str, Programs]) -> Layer:
+    """Differentiate a layer, or take the programs of an equal one."""
+    signature = _signature(layer)
+    if signature not in known:
+        known[signature] = differentiate(layer)
+    programs = known[signature]
+    return Layer(
+        index=index,
+        key=content_key(programs.forward, programs.backward, programs.recompute_backward, len(layer.params), len(layer.batch), len(layer.inputs)),
+        params=tuple(traced.params[param] for param in layer.params),
+        batch=layer.batch,
+        inputs=layer.inputs,
+        outputs=layer.outputs,
+        cotangent_inputs=layer.cotangent_inputs,
+        cotangent_outputs=layer.cotangent_outputs,
+        forward=programs.forward,
+        backward=programs.backward,
+        recompute_backward=programs.recompute_backward,
+    )
+
+
+def _signature(layer: ForwardLayer) -> str:
+    """Equal for layers with one derivative, in this process: rules of custom_jvp and custom_vjp count by identity."""
+    rules = [str(id(value)) for equation in layer.closed.jaxpr.eqns for value in equation.params.values() if callable(value)]
+    wanted = [layer.inputs.index(value) for value in layer.cotangent_inputs]
+    seeded = [layer.outputs.index(value) for value in layer.cotangent_outputs]
+    shape = (len(layer.params), len(layer.batch), len(layer.inputs), wanted, seeded, layer.loss_position)
+    return content_key(layer.closed, shape, rules)

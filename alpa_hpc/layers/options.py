@@ -1,0 +1,23 @@
+"""The knobs of operator clustering (paper, Eq. 6)."""
+
+from dataclasses import dataclass
+
+from alpa_hpc.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerOptions:
+    """`num_layers` (the paper's L) clusters; none may hold more than 1 + `imbalance` (its delta) times the mean FLOP of a layer."""
+
+    num_layers: int
+    imbalance: float
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1:
+            raise ConfigError(
+                f"num_layers is {self.num_layers}, expected at least 1: it is the number of pieces the forward pass is cut into"
+            )
+        if not self.imbalance >= 0:
+            raise ConfigError(
+                f"imbalance is {self.imbalance}, expected a number >= 0, such as 0.5 for layers of up to 1.5 times the mean FLOP"
+            )

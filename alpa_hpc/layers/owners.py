@@ -1,0 +1,251 @@
+"""Flat update jaxpr -> an owner for each equation and state leaf, and the reductions that join owners; see `layers/update.py`.
+
+A leaf of the optimiser belongs to the parameter that reaches its new value, found by iterating until nothing changes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.check import short
+from alpa_hpc.ir.graph import Atom, variables
+from alpa_hpc.ir.work import ReductionKind
+
+SHARED = -1
+_JOINS = {"add": ReductionKind.SUM, "add_any": ReductionKind.SUM, "max": ReductionKind.MAX, "and": ReductionKind.AND}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduced:
+    """A reduction: `result` = the join of `operands`, scalars (size 1) of several owners."""
+
+    kind: ReductionKind
+    operands: tuple[Var, ...]
+    result: Var
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owned:
+    """The update with owners. Each equation reads its owner's variables, shared ones and results of reductions only.
+
+    `owner` has every variable made by an equation; owners are positions in the parameters, or SHARED.
+    """
+
+    gradients: tuple[Var, ...]
+    leaves: tuple[Var, ...]
+    extras: tuple[Var, ...]
+    params: tuple[int, ...]
+    leaf_owners: tuple[int, ...]
+    equations: list[JaxprEqn]
+    owner: dict[Var, int]
+    reductions: tuple[Reduced, ...]
+    new_leaves: tuple[Atom, ...]
+    metrics: tuple[Atom, ...]
+
+    def leaves_of(self, param: int) -> tuple[int, ...]:
+        """The leaves that share a parameter's fate, itself first."""
+        first = self.params[param]
+        return (first, *(leaf for leaf, owner in enumerate(self.leaf_owners) if owner == param and leaf != first))
+
+    @property
+    def new_shared(self) -> list[Atom]:
+        """New values of the shared leaves."""
+        return [new for new, owner in zip(self.new_leaves, self.leaf_owners, strict=True) if owner == SHARED]
+
+
+def join_function(kind: ReductionKind) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The binary operation of a reduction."""
+    match kind:
+        case ReductionKind.SUM:
+            return lax.add
+        case ReductionKind.MAX:
+            return lax.max
+        case ReductionKind.AND:
+            return lax.bitwise_and
+
+
+def assign_owners(whole: ClosedJaxpr, *, params: Sequence[int], state_names: Sequence[str], num_extras: int) -> Owned:
+    """Owners of [gradients, state leaves, extras] -> [new leaves, metrics]. Raises TraceError where parameters mix in an unknown way."""
+    num_leaves = len(state_names)
+    owners = [SHARED] * num_leaves
+    for number, leaf in enumerate(params):
+        owners[leaf] = number
+    while True:
+        painter = _Painter(whole, tuple(params), tuple(owners), tuple(state_names), num_extras)
+        owned = painter.paint()
+        grown = [_grown(owned, painter.readers, leaf) for leaf in range(num_leaves)]
+        if grown == owners:
+            return painter.finished(owned)
+        owners = grown
+
+
+def _grown(owned: Owned, readers: dict[Var, set[int]], leaf: int) -> int:
+    """The owner of a leaf, now that the owner of its new value is known."""
+    current, new = owned.leaf_owners[leaf], owned.new_leaves[leaf]
+    if current != SHARED or isinstance(new, Literal):
+        return current
+    if new is owned.leaves[leaf]:
+        read_by = readers.get(new, set())
+        return next(iter(read_by)) if len(read_by) == 1 and new.aval.shape else SHARED
+    return owned.owner.get(new, SHARED)
+
+
+@dataclass(slots=True, eq=False)
+class _Painter:
+    """One pass over the update with given owners of the leaves."""
+
+    whole: ClosedJaxpr
+    params: tuple[int, ...]
+    leaf_owners: tuple[int, ...]
+    state_names: tuple[str, ...]
+    num_extras: int
+    owner: dict[Var, int] = field(default_factory=dict)
+    late: set[Var] = field(default_factory=set)
+    joins: dict[Var, tuple[ReductionKind, tuple[Var, ...]]] = field(default_factory=dict)
+    results: dict[Var, Var] = field(default_factory=dict)
+    reductions: list[Reduced] = field(default_factory=list)
+    equations: list[JaxprEqn] = field(default_factory=list)
+    readers: dict[Var, set[int]] = field(default_factory=dict)
+
+    def paint(self) -> Owned:
+        """Owners of all equations."""
+        jaxpr = self.whole.jaxpr
+        num_params, num_leaves = len(self.params), len(self.leaf_owners)
+        gradients, leaves = jaxpr.invars[:num_params], jaxpr.invars[num_params : num_params + num_leaves]
+        self.owner.update({var: number for number, var in enumerate(gradients)})
+        self.owner.update(zip(leaves, self.leaf_owners, strict=True))
+        for equation in jaxpr.eqns:
+            self._equation(equation)
+        return Owned(
+            gradients=tuple(gradients),
+            leaves=tuple(leaves),
+            extras=tuple(jaxpr.invars[num_params + num_leaves :]),
+            params=self.params,
+            leaf_owners=self.leaf_owners,
+            equations=self.equations,
+            owner=self.owner,
+            reductions=(),
+            new_leaves=tuple(jaxpr.outvars[:num_leaves]),
+            metrics=tuple(jaxpr.outvars[num_leaves:]),
+        )
+
+    def finished(self, owned: Owned) -> Owned:
+        """The same with outputs that read reductions where they must."""
+        new_leaves = [self._output(new, owner, name) for new, owner, name in zip(owned.new_leaves, self.leaf_owners, self.state_names, strict=True)]
+        metrics = [self._output(atom, SHARED, "a metric") for atom in owned.metrics]
+        return Owned(
+            gradients=owned.gradients,
+            leaves=owned.leaves,
+            extras=owned.extras,
+            params=owned.params,
+            leaf_owners=owned.leaf_owners,
+            equations=self.equations,
+            owner=self.owner,
+            reductions=tuple(self.reductions),
+            new_leaves=tuple(new_leaves),
+            metrics=tuple(metrics),
+        )
+
+    def _owner(self, atom: Atom) -> int:
+        return SHARED if isinstance(atom, Literal) else self.owner.get(atom, SHARED)
+
+    def _equation(self, equation: JaxprEqn) -> None:
+        if self._join(equation):
+            return
+        owner = self._equation_owner(equation)
+        operands = [self._resolved(atom, owner, equation) for atom in equation.invars]
+        for var in variables(operands):
+            self.readers.setdefault(var, set()).add(owner)
+        self.equations.append(equation.replace(invars=operands))
+        self.owner.update(dict.fromkeys(equation.outvars, owner))
+        if any(var in self.late for var in variables(operands)):
+            self.late.update(equation.outvars)
+
+    def _join(self, equation: JaxprEqn) -> bool:
+        """Whether the equation joins scalars of several owners; it then becomes (a part of) a reduction."""
+        kind = _JOINS.get(equation.primitive.name)
+        [*results] = equation.outvars
+        if kind is None or results[0].aval.shape or (kind is ReductionKind.AND and results[0].aval.dtype != np.bool_):
+            return False
+        operands: list[Var] = []
+        for atom in equation.invars:
+            if isinstance(atom, Var) and atom in self.joins and self.joins[atom][0] is kind:
+                operands += self.joins[atom][1]
+            elif isinstance(atom, Var) and self._owner(atom) != SHARED and atom not in self.late:
+                operands.append(atom)
+            else:
+                return False
+        if len({self.owner[var] for var in operands}) < 2:
+            return False
+        self.joins[results[0]] = (kind, tuple(operands))
+        return True
+
+    def _equation_owner(self, equation: JaxprEqn) -> int:
+        owners = {self._owner(atom) for atom in equation.invars} - {SHARED}
+        if len(owners) <= 1:
+            return next(iter(owners), SHARED)
+        large = {self._owner(atom) for atom in equation.invars if isinstance(atom, Var) and atom.aval.size != 1} - {SHARED}
+        if len(large) <= 1:
+            return next(iter(large), SHARED)
+        named = ", ".join(f"'{self.state_names[self.params[number]]}'" for number in sorted(large))
+        raise TraceError(
+            f"the update mixes parameters {named} in one array: {short(equation)}. Parameters may only be joined by scalars (norms, all-finite); "
+            "write the update tensor by tensor."
+        )
+
+    def _resolved(self, atom: Atom, reader: int, equation: JaxprEqn) -> Atom:
+        """The operand as `reader` sees it: its own or shared as it is, another owner's or joined as the result of a reduction."""
+        if isinstance(atom, Literal):
+            return atom
+        if atom in self.joins:
+            return self._reduced(atom, *self.joins[atom])
+        owner = self._owner(atom)
+        if owner in (SHARED, reader):
+            return atom
+        if atom in self.late:
+            raise TraceError(
+                f"the update needs a second round of reductions: {short(equation)} joins parameters with a scalar that itself depends on a joined one. "
+                "Compute every norm or check from the gradients, parameters and optimiser state directly."
+            )
+        kind = ReductionKind.AND if atom.aval.dtype == np.bool_ else ReductionKind.SUM
+        return self._reduced(atom, kind, (atom,))
+
+    def _reduced(self, var: Var, kind: ReductionKind, operands: tuple[Var, ...]) -> Var:
+        if var not in self.results:
+            [aval] = jax.make_jaxpr(lambda x: lax.reshape(x, ()))(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)).out_avals
+            result = Var(aval)
+            self.reductions.append(Reduced(kind, operands, result))
+            self.results[var] = self._like(result, var)
+            self.late.update((result, self.results[var]))
+            self.owner[self.results[var]] = SHARED
+        return self.results[var]
+
+    def _like(self, result: Var, var: Var) -> Var:
+        if not var.aval.shape:
+            return result
+        closed = jax.make_jaxpr(lambda x: lax.reshape(x, var.aval.shape))(jax.ShapeDtypeStruct((), var.aval.dtype))
+        [equation] = closed.jaxpr.eqns
+        shaped = Var(var.aval)
+        self.equations.append(equation.replace(invars=[result], outvars=[shaped]))
+        return shaped
+
+    def _output(self, atom: Atom, owner: int, name: str) -> Atom:
+        if isinstance(atom, Literal):
+            return atom
+        found = self._owner(atom)
+        joined = atom in self.joins or found not in (SHARED, owner)
+        if joined and (atom.aval.size != 1 or atom in self.late):
+            other = self.state_names[self.params[found]]
+            raise TraceError(
+                f"{name} gets an array of {atom.aval.dtype}{list(atom.aval.shape)} that belongs to parameter '{other}'. "
+                "A metric must be a scalar computed before any clipping by a joined norm, and a parameter's new value must depend on that parameter."
+            )
+        if not joined:
+            return atom
+        kind, operands = self.joins.get(atom, (ReductionKind.AND if atom.aval.dtype == np.bool_ else ReductionKind.SUM, (atom,)))
+        return self._reduced(atom, kind, operands)

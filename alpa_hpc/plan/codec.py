@@ -1,0 +1,91 @@
+"""ParallelPlan <-> JSON text: versioned, readable, diffable; data, never pickle."""
+
+import json
+from typing import Any
+
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
+from alpa_hpc.errors import PlanError
+from alpa_hpc.plan.plan import PLAN_VERSION, RULES_VERSION, ParallelPlan, Prediction, StagePlan, check_plan
+
+KIND = "alpa_hpc plan"
+
+
+def plan_to_json(plan: ParallelPlan) -> str:
+    """The plan as indented JSON with a fixed order of keys."""
+    document = {
+        "kind": KIND,
+        "version": PLAN_VERSION,
+        "rules_version": RULES_VERSION,
+        "model_key": plan.model_key,
+        "num_layers": plan.num_layers,
+        "num_devices": plan.num_devices,
+        "num_microbatches": plan.num_microbatches,
+        "schedule": plan.schedule,
+        "stages": [_stage_to_json(stage) for stage in plan.stages],
+        "strategies": [dict(row) for row in plan.strategy_table],
+        "prediction": {
+            "iteration_seconds": plan.prediction.iteration_seconds,
+            "stage_bytes": list(plan.prediction.stage_bytes),
+        },
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _stage_to_json(stage: StagePlan) -> dict[str, Any]:
+    return {
+        "layers": [stage.start, stage.stop],
+        "submesh": [stage.submesh.num_nodes, stage.submesh.devices_per_node],
+        "shape": [stage.shape.rows, stage.shape.cols],
+        "devices": list(stage.devices),
+        "remat": stage.remat,
+        "strategies": list(stage.strategies),
+    }
+
+
+def plan_from_json(text: str, origin: str) -> ParallelPlan:
+    """Read a plan; `origin` names the file in errors.
+
+    Raises:
+        PlanError: the text is torn, is no plan of ours, or is of another version.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{origin} is not complete JSON ({error}): it is torn or no plan. Delete it and plan again.") from error
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise PlanError(f"{origin} is no plan of alpa_hpc (no field kind = {KIND!r}). Point to a plan.json of a run folder.")
+    found = (document.get("version"), document.get("rules_version"))
+    if found != (PLAN_VERSION, RULES_VERSION):
+        raise PlanError(f"{origin} has plan and rules version {found}, this program reads {(PLAN_VERSION, RULES_VERSION)}: plan again.")
+    try:
+        plan = _plan(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"{origin} lacks or garbles a field ({error!r}): it was edited or torn. Plan again.") from error
+    return check_plan(plan)
+
+
+def _plan(document: dict[str, Any]) -> ParallelPlan:
+    prediction = document["prediction"]
+    return ParallelPlan(
+        str(document["model_key"]),
+        int(document["num_layers"]),
+        int(document["num_devices"]),
+        int(document["num_microbatches"]),
+        str(document["schedule"]),
+        tuple(_stage(stage) for stage in document["stages"]),
+        tuple({str(name): str(label) for name, label in row.items()} for row in document["strategies"]),
+        Prediction(float(prediction["iteration_seconds"]), tuple(int(b) for b in prediction["stage_bytes"])),
+    )
+
+
+def _stage(stage: dict[str, Any]) -> StagePlan:
+    start, stop = stage["layers"]
+    return StagePlan(
+        int(start),
+        int(stop),
+        Submesh(*map(int, stage["submesh"])),
+        MeshShape(*map(int, stage["shape"])),
+        tuple(int(device) for device in stage["devices"]),
+        bool(stage["remat"]),
+        tuple(int(row) for row in stage["strategies"]),
+    )

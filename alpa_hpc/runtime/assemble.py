@@ -1,0 +1,65 @@
+"""Stages -> programs, compiled tasks and placed state: everything a mesh needs to run iterations (both launchers call this)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.stages import Compiled
+
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.runtime.compute_tasks import arriving_tasks
+from alpa_hpc.runtime.emit import emit_programs
+from alpa_hpc.runtime.instructions import Buffer, MeshProgram
+from alpa_hpc.runtime.pipeline import PipelineIO
+from alpa_hpc.runtime.schedule import AbstractSchedule
+from alpa_hpc.runtime.stage import Stage, describe_pipeline, layout_of
+from alpa_hpc.runtime.tasks import StageTask, border_spec, compile_task
+from alpa_hpc.runtime.transfer import receive_layout
+from alpa_hpc.runtime.update_tasks import leaf_layouts, stage_tasks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembly:
+    """A plan ready to be compiled: the stages, what they exchange, and one program a mesh."""
+
+    step: LayeredStep
+    stages: tuple[Stage, ...]
+    pipeline: PipelineIO
+    programs: tuple[MeshProgram, ...]
+
+    def tasks(self, index: int) -> dict[str, StageTask]:
+        """The tasks of mesh `index`, by name."""
+        stage, io = self.stages[index], self.pipeline.stages[index]
+        return stage_tasks(self.step, stage, self.pipeline, index, arriving_tasks(self.programs[index], io))
+
+
+def assemble(step: LayeredStep, stages: Sequence[Stage], schedule: AbstractSchedule) -> Assembly:
+    """Emit the programs of the stages."""
+    pipeline = describe_pipeline(step, stages)
+    return Assembly(step, tuple(stages), pipeline, emit_programs(pipeline, schedule, receive_layout))
+
+
+def compile_tasks(assembly: Assembly, index: int, mesh: Mesh) -> dict[str, Compiled]:
+    """Compile every task that the program of mesh `index` runs."""
+    return {name: compile_task(task, mesh) for name, task in assembly.tasks(index).items()}
+
+
+def place_state(assembly: Assembly, index: int, mesh: Mesh, leaves: Mapping[int, np.ndarray]) -> dict[Buffer, jax.Array]:
+    """Put the resident leaves of mesh `index` where its tasks want them; `leaves` are whole host arrays."""
+    layouts = leaf_layouts(assembly.step, assembly.stages[index], assembly.pipeline.stages[index])
+    placed: dict[Buffer, jax.Array] = {}
+    for leaf, layout in layouts.items():
+        sharding = NamedSharding(mesh, border_spec(layout.spec))
+        whole = leaves[leaf]
+        placed[Buffer(f"state.{leaf}")] = jax.make_array_from_callback(whole.shape, sharding, lambda index, whole=whole: whole[index])
+    return placed
+
+
+def place_batch(assembly: Assembly, index: int, mesh: Mesh, batch_input: int, value: np.ndarray) -> jax.Array:
+    """Put one microbatch input on mesh `index`."""
+    stage = assembly.stages[index]
+    layout = layout_of(assembly.step.batch_avals[batch_input], stage.batch_spec(batch_input), stage.shape)
+    sharding = NamedSharding(mesh, border_spec(layout.spec))
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -1,0 +1,225 @@
+"""The tasks that run once an iteration: gradients of shared parameters, partial scalars of reductions, and the update (DESIGN 7.9).
+
+The update is where each parameter's gradient is summed over the mesh (one reduce-scatter), and its new value handed out (one all-gather).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from alpa_hpc.ir.work import LayeredStep, ReductionKind
+from alpa_hpc.runtime.compute_tasks import gradient_layouts, loss_layouts
+from alpa_hpc.runtime.instructions import Layout
+from alpa_hpc.runtime.pipeline import PipelineIO, StageIO
+from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec, whole_layout
+from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, split_arguments
+from alpa_hpc.sharding.apply import reshard, run_program
+from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.spec import Spec
+
+
+def leaf_layouts(step: LayeredStep, stage: Stage, io: StageIO) -> dict[int, Layout]:
+    """How each resident state leaf is stored."""
+    layouts = {leaf: whole_layout(step.state_avals[leaf], stage.shape) for leaf in step.update.shared_leaves}
+    for param in io.owned:
+        chosen, program = stage.update_of(param)
+        for leaf, tensor in zip(program.work.leaves, program.leaves, strict=True):
+            spec = stage.param_spec(param) if leaf == param else chosen.spec(tensor)
+            layouts[leaf] = layout_of(step.state_avals[leaf], spec, stage.shape)
+    for param in io.params:
+        layouts.setdefault(param, layout_of(step.state_avals[param], stage.param_spec(param), stage.shape))
+    return {leaf: layouts[leaf] for leaf in io.leaves}
+
+
+def merged_layouts(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param: int) -> tuple[Layout, ...]:
+    """The accumulators of an owned parameter, and after them the sums that arrived from replicas."""
+    own = gradient_layouts(step, stage, param)
+    shared = pipeline.shared_params.get(param)
+    return own if shared is None else own + (layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape),) * len(shared.replicas)
+
+
+def summed(stage: Stage, param: int, parts: Sequence[jax.Array], place: Place) -> jax.Array:
+    """A gradient summed over the mesh and over its readers, as `partial_spec` says."""
+    target = partial_spec(stage, param)
+    readers = stage.readers(param)
+    total: jax.Array | None = None
+    for position, part in enumerate(parts):
+        here = reshard(part, gradient_spec(readers[position], param), target, place) if position < len(readers) else part
+        total = here if total is None else total + here
+    assert total is not None, f"parameter {param} has no gradient"
+    return total
+
+
+def reduce_task(step: LayeredStep, stage: Stage, param: int) -> StageTask:
+    """On a replica's mesh: its accumulators -> their sum over the mesh."""
+
+    def function(place: Place) -> LocalFunction:
+        return lambda parts: (summed(stage, param, parts, place),)
+
+    layout = layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape)
+    return StageTask(f"reduce:{param}", function, (gradient_layouts(step, stage, param),), (layout,), (0,))
+
+
+def merge_task(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param: int) -> StageTask:
+    """On the owner's mesh: keep the sums that arrived beside its own accumulators."""
+
+    def function(place: Place) -> LocalFunction:
+        del place
+        return lambda own, *arrived: ((*own, *arrived),)
+
+    own = gradient_layouts(step, stage, param)
+    merged = merged_layouts(step, stage, pipeline, param)
+    return StageTask(f"merge:{param}", function, (own, *merged[len(own) :]), (merged,), (0,))
+
+
+def reduced_layout(step: LayeredStep, stage: Stage, param: int) -> tuple[Layout, ...]:
+    """A gradient once `partials` has summed it."""
+    return (layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape),)
+
+
+def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
+    """[gradients, leaves, totals] -> [gradients summed over the mesh, partial scalar of each reduction]."""
+    leaves = _updated_leaves(io, pipeline, stage, step)
+    gradients = tuple(merged_layouts(step, stage, pipeline, p) for p in io.owned)
+    totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
+    scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
+
+    def function(place: Place) -> LocalFunction:
+        def run(*arguments: Local) -> tuple[Local, ...]:
+            groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals)))
+            sums = {p: summed(stage, p, parts, place) for p, parts in zip(io.owned, groups[0], strict=True)}  # type: ignore[arg-type]
+            state = dict(zip(leaves, groups[1], strict=True))
+            shared = _run(step.update.shared_before, [*(state[leaf] for leaf in step.update.shared_leaves), *groups[2]])
+            joined = [neutral(kind, aval) for kind, aval in zip(step.update.reductions, reduction_avals(step), strict=True)]
+            for param in io.owned:
+                _join_partials(step, stage, param, sums[param], state, shared, joined, place)
+            return (*((sums[p],) for p in io.owned), *joined)
+
+        return run
+
+    outputs = (*(reduced_layout(step, stage, p) for p in io.owned), *scalars)
+    return StageTask("partials", function, (*gradients, *leaves.values(), *totals), outputs, tuple(range(len(gradients))))
+
+
+def _join_partials(step: LayeredStep, stage: Stage, param: int, gradient, state, shared, joined, place: Place) -> None:  # type: ignore[no-untyped-def]
+    chosen, program = stage.update_of(param)
+    work = program.work
+    if not work.reductions:
+        return
+    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars_in)]
+    for reduction, tensor, value in zip(work.reductions, program.partials.outputs, run_program(program.partials, chosen, arguments, place), strict=True):
+        whole = reshard(value, chosen.spec(tensor), Spec(()), place)
+        joined[reduction] = combine(step.update.reductions[reduction], joined[reduction], whole)
+
+
+def _leaves_at_update(stage: Stage, param: int, state, place: Place) -> list:  # type: ignore[no-untyped-def,type-arg]
+    chosen, program = stage.update_of(param)
+    values = [state[leaf] for leaf in program.work.leaves]
+    values[0] = reshard(values[0], stage.param_spec(param), chosen.spec(program.leaves[0]), place)
+    return values
+
+
+def combine(kind: ReductionKind, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Join two scalars."""
+    match kind:
+        case ReductionKind.SUM:
+            return a + b
+        case ReductionKind.MAX:
+            return jnp.maximum(a, b)
+        case ReductionKind.AND:
+            return jnp.logical_and(a, b)
+
+
+def neutral(kind: ReductionKind, aval: ShapedArray) -> jax.Array:
+    """What a mesh without parameters contributes."""
+    match kind:
+        case ReductionKind.SUM:
+            return jnp.zeros((), aval.dtype)
+        case ReductionKind.MAX:
+            return jnp.full((), -jnp.inf, aval.dtype)
+        case ReductionKind.AND:
+            return jnp.ones((), aval.dtype)
+
+
+def reduction_avals(step: LayeredStep) -> tuple[ShapedArray, ...]:
+    """Avals of the partial scalars."""
+    avals: dict[int, ShapedArray] = {}
+    for work in step.update.params:
+        for reduction, var in zip(work.reductions, work.partials.jaxpr.outvars, strict=True):
+            avals[reduction] = var.aval  # type: ignore[assignment]
+    return tuple(avals[reduction] for reduction in range(len(step.update.reductions)))
+
+
+def _run(jaxpr: ClosedJaxpr, arguments: Sequence[Local]) -> list[jax.Array]:
+    return list(jaxpr_as_fun(jaxpr)(*arguments))
+
+
+def _updated_leaves(io: StageIO, pipeline: PipelineIO, stage: Stage, step: LayeredStep) -> dict[int, Layout]:
+    del pipeline
+    layouts = leaf_layouts(step, stage, io)
+    replicas = set(io.params) - set(io.owned)
+    return {leaf: layout for leaf, layout in layouts.items() if leaf not in replicas}
+
+
+def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
+    """[gradients, leaves, totals, reduced scalars] -> [new leaves, metrics]."""
+    leaves = _updated_leaves(io, pipeline, stage, step)
+    reduced_already = bool(step.update.reductions)
+    gradients = tuple(
+        reduced_layout(step, stage, p) if reduced_already else merged_layouts(step, stage, pipeline, p) for p in io.owned
+    )
+    totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
+    scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
+    after = step.update.shared_after.jaxpr
+    num_shared = len(step.update.shared_leaves)
+    metrics = tuple(whole_layout(var.aval, stage.shape) for var in after.outvars[step.update.num_scalars_after + num_shared :])  # type: ignore[arg-type]
+
+    def function(place: Place) -> LocalFunction:
+        def run(*arguments: Local) -> tuple[Local, ...]:
+            groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals), len(scalars)))
+            state = dict(zip(leaves, groups[1], strict=True))
+            shared_state = [state[leaf] for leaf in step.update.shared_leaves]
+            results = _run(step.update.shared_after, [*shared_state, *groups[2], *groups[3]])
+            rates = results[: step.update.num_scalars_after]
+            new = dict(zip(step.update.shared_leaves, results[len(rates) :], strict=False))
+            for param, parts in zip(io.owned, groups[0], strict=True):
+                whole = parts[0] if reduced_already else summed(stage, param, parts, place)  # type: ignore[arg-type]
+                new.update(_update_param(stage, param, whole, state, rates, place))
+            return (*(new[leaf] for leaf in leaves), *results[len(rates) + num_shared :])
+
+        return run
+
+    outputs = (*leaves.values(), *metrics)
+    inputs = (*gradients, *leaves.values(), *totals, *scalars)
+    return StageTask("update", function, inputs, outputs, tuple(range(len(gradients) + len(leaves))))
+
+
+def _update_param(stage: Stage, param: int, gradient, state, rates, place: Place) -> dict[int, jax.Array]:  # type: ignore[no-untyped-def]
+    chosen, program = stage.update_of(param)
+    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(rates[i] for i in program.work.scalars_out)]
+    results = run_program(program.update, chosen, arguments, place)
+    targets = [stage.param_spec(param), *(chosen.spec(tensor) for tensor in program.leaves[1:])]
+    new = (
+        reshard(value, chosen.spec(tensor), target, place)
+        for tensor, value, target in zip(program.update.outputs, results, targets, strict=True)
+    )
+    return dict(zip(program.work.leaves, new, strict=True))
+
+
+def stage_tasks(step: LayeredStep, stage: Stage, pipeline: PipelineIO, index: int, others: Sequence[StageTask]) -> dict[str, StageTask]:
+    """Every task of mesh `index`; `others` = its gather and sum tasks, which depend on its program."""
+    from alpa_hpc.runtime.compute_tasks import backward_task, forward_task, zeros_task
+
+    io = pipeline.stages[index]
+    tasks = [zeros_task(step, stage, io), forward_task(step, stage, io), backward_task(step, stage, io), update_task(step, stage, io, pipeline)]
+    if step.update.reductions:
+        tasks.append(partials_task(step, stage, io, pipeline))
+    for param, shared in pipeline.shared_params.items():
+        if index in shared.replicas:
+            tasks.append(reduce_task(step, stage, param))
+        elif index == shared.owner:
+            tasks.append(merge_task(step, stage, pipeline, param))
+    return {task.name: task for task in (*tasks, *others)}

@@ -1,0 +1,136 @@
+"""LayerProblem + choices -> what one device computes: the layer's equations on tiles, with exactly the collectives that were priced.
+
+Everything here is traced inside `shard_map` (all axes manual), so XLA inserts no collective of its own: each resharding edge is the steps of
+`reshard_steps`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+from alpa_hpc.sharding.assignment import EquationPlan
+from alpa_hpc.sharding.build import LayerProblem, Program
+from alpa_hpc.sharding.graph import FREE
+from alpa_hpc.sharding.localise import Place, run_local
+from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, MaskFirst, ReduceScatter, Slice, Step, reshard_steps
+from alpa_hpc.sharding.spec import Spec
+from alpa_hpc.sharding.strategies.rule import Combine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenLayer:
+    """A layer's problem with a strategy for each node."""
+
+    problem: LayerProblem
+    choices: tuple[int, ...]
+
+    def spec(self, tensor: int) -> Spec:
+        """How `tensor` lies."""
+        t = self.problem.tensors[tensor]
+        return t.specs[0] if t.home == FREE else t.specs[self.choices[t.home]]
+
+
+def reshard(x: jax.Array, source: Spec, target: Spec, place: Place) -> jax.Array:
+    """Bring this device's tile from `source` to `target`."""
+    for step in reshard_steps(source, target):
+        if place.shape.sizes[step.axis] > 1:
+            x = run_step(x, step, place)
+    return x
+
+
+def run_step(x: jax.Array, step: Step, place: Place) -> jax.Array:
+    """One collective, or one local cut."""
+    match step:
+        case Slice(axis, dim):
+            size = x.shape[dim] // place.shape.sizes[axis]
+            return lax.dynamic_slice_in_dim(x, place.collectives.index(axis) * size, size, axis=dim)
+        case AllGather(axis, dim):
+            return place.collectives.all_gather(x, axis, dim)
+        case AllReduce(axis):
+            return place.collectives.all_reduce(x, axis, Combine.SUM)
+        case ReduceScatter(axis, dim):
+            return place.collectives.reduce_scatter(x, axis, dim)
+        case AllToAll(axis, source, target):
+            return place.collectives.all_to_all(x, axis, source, target)
+        case MaskFirst(axis):
+            return jnp.where(place.first((axis,)), x, jnp.zeros((), x.dtype))
+
+
+@dataclass(slots=True, eq=False)
+class _Tiles:
+    """The tiles made so far: for each tensor, its value in every spec that somebody asked for."""
+
+    chosen: ChosenLayer
+    place: Place
+    known: dict[int, dict[Spec, jax.Array]] = field(default_factory=dict)
+
+    def put(self, tensor: int, spec: Spec, value: jax.Array) -> None:
+        self.known.setdefault(tensor, {})[spec] = value
+
+    def get(self, tensor: int, spec: Spec) -> jax.Array:
+        held = self.known[tensor]
+        if spec not in held:
+            own = self.chosen.spec(tensor)
+            held[spec] = reshard(held[own], own, spec, self.place)
+        return held[spec]
+
+
+def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.Array], place: Place) -> list[jax.Array]:
+    """Evaluate a program on this device: arguments and results lie as their tensors' specs say."""
+    tiles = _Tiles(chosen, place)
+    for tensor, value in zip(program.inputs, arguments, strict=True):
+        if tensor >= 0:
+            tiles.put(tensor, chosen.spec(tensor), value)
+    _put_constants(program, tiles)
+    for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
+        if eqn.primitive.name == "optimization_barrier":
+            _barrier(record.operands, tiles, chosen)
+            continue
+        plan = record.plans[0 if record.node == FREE else chosen.choices[record.node]]
+        operands = [
+            jnp.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else tiles.get(tensor, spec)
+            for atom, tensor, spec in zip(eqn.invars, record.operands, plan.operands, strict=True)
+        ]
+        results = run_local(eqn, plan, operands, place)
+        for position, (tensor, value) in enumerate(zip(record.results, results, strict=True)):
+            spec = chosen.spec(tensor)
+            tiles.put(tensor, spec, _finish(value, plan, position, spec, place))
+    return [_output(program, position, tiles, chosen) for position in range(len(program.outputs))]
+
+
+def _put_constants(program: Program, tiles: _Tiles) -> None:
+    first_free = {var: const for var, const in zip(program.jaxpr.jaxpr.constvars, program.jaxpr.consts, strict=True)}
+    for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
+        for atom, tensor in zip(eqn.invars, record.operands, strict=True):
+            if not isinstance(atom, Literal) and atom in first_free and tensor not in tiles.known:
+                tiles.put(tensor, tiles.chosen.spec(tensor), jnp.asarray(first_free[atom]))
+    for atom, tensor in zip(program.jaxpr.jaxpr.outvars, program.outputs, strict=True):
+        if not isinstance(atom, Literal) and atom in first_free and tensor not in tiles.known:
+            tiles.put(tensor, tiles.chosen.spec(tensor), jnp.asarray(first_free[atom]))
+
+
+def _barrier(tensors: tuple[int, ...], tiles: _Tiles, chosen: ChosenLayer) -> None:
+    """An optimization barrier holds back each operand in the spec it has; copies in other specs are forgotten."""
+    own = [(tensor, chosen.spec(tensor)) for tensor in tensors if tensor >= 0]
+    held = lax.optimization_barrier([tiles.get(tensor, spec) for tensor, spec in own])
+    for (tensor, spec), value in zip(own, held, strict=True):
+        tiles.known[tensor] = {spec: value}
+
+
+def _finish(value: jax.Array, plan: EquationPlan, position: int, spec: Spec, place: Place) -> jax.Array:
+    for axis, combine in plan.combined:
+        if place.shape.sizes[axis] > 1:
+            value = place.collectives.all_reduce(value, axis, combine)
+    return reshard(value, plan.raw[position], spec, place)
+
+
+def _output(program: Program, position: int, tiles: _Tiles, chosen: ChosenLayer) -> jax.Array:
+    tensor = program.outputs[position]
+    atom = program.jaxpr.jaxpr.outvars[position]
+    if isinstance(atom, Literal):
+        return jnp.broadcast_to(jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape)
+    return tiles.get(tensor, chosen.spec(tensor))

@@ -1,0 +1,78 @@
+"""One strategy of one operator: mesh axes given to the factors of its rule, and the specs that follow."""
+
+from dataclasses import dataclass
+
+from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.spec import AXES, Spec, split_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule
+
+NONE = -1
+Assignment = tuple[int, int]  # factor split over axis 0, factor split over axis 1 (NONE = the axis repeats the work)
+
+
+@dataclass(frozen=True, slots=True)
+class EquationPlan:
+    """How one equation runs: the specs its operands must have, and what its results have right after it.
+
+    `combined` = axes over which a result that is no sum (a maximum) is joined at once; sums are left partial in `raw`. `split` = over how many
+    devices the work is divided.
+    """
+
+    operands: tuple[Spec, ...]
+    raw: tuple[Spec, ...]
+    combined: tuple[tuple[int, Combine], ...]
+    split: int
+
+
+def assignments(rule: OpRule, mesh: MeshShape) -> tuple[Assignment, ...]:
+    """All ways to give each axis (of size > 1) to a factor that it divides, or to none."""
+    options = [(NONE,) if mesh.sizes[axis] == 1 else (NONE, *range(len(rule.sizes))) for axis in AXES]
+    return tuple((first, second) for first in options[0] for second in options[1] if _divides(rule, (first, second), mesh))
+
+
+def _divides(rule: OpRule, assignment: Assignment, mesh: MeshShape) -> bool:
+    for factor in set(assignment) - {NONE}:
+        axes = tuple(axis for axis in AXES if assignment[axis] == factor)
+        if rule.sizes[factor] % split_of(axes, mesh):
+            return False
+    return True
+
+
+def plan_of(rule: OpRule, assignment: Assignment, mesh: MeshShape, partial: tuple[int, ...] = ()) -> EquationPlan:
+    """The specs of `assignment`; `partial` = axes over which a linear operator's operands are partial sums already."""
+    axes_of = {factor: tuple(axis for axis in AXES if assignment[axis] == factor) for factor in set(assignment) - {NONE}}
+    sums: list[int] = list(partial)
+    combined: list[tuple[int, Combine]] = []
+    for factor, combine in rule.reduced:
+        for axis in axes_of.get(factor, ()):
+            if combine is Combine.SUM:
+                sums.append(axis)
+            else:
+                combined.append((axis, combine))
+    operands = tuple(Spec(_dims(dims, axes_of), partial if dims else ()) for dims in rule.operands)
+    raw = tuple(Spec(_dims(dims, axes_of), tuple(sorted(sums))) for dims in rule.results)
+    used = [axis for axes in axes_of.values() for axis in axes]
+    return EquationPlan(operands, raw, tuple(combined), split_of(tuple(used), mesh))
+
+
+def _dims(dims: tuple[int, ...], axes_of: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(() if factor == UNSPLIT else axes_of.get(factor, ()) for factor in dims)
+
+
+def following(rule: OpRule, operand: int, spec: Spec, mesh: MeshShape) -> EquationPlan | None:
+    """The plan in which operand number `operand` keeps `spec`; None when the operator cannot take it so."""
+    if spec.partial and not rule.linear:
+        return None
+    assignment = [NONE, NONE]
+    for factor, axes in zip(rule.operands[operand], spec.dims, strict=True):
+        if axes and factor == UNSPLIT:
+            return None
+        for axis in axes:
+            assignment[axis] = factor
+    chosen = (assignment[0], assignment[1])
+    return plan_of(rule, chosen, mesh, spec.partial) if _divides(rule, chosen, mesh) else None
+
+
+def assignment_label(assignment: Assignment) -> str:
+    """Readable and stable: "x2,y-" = axis 0 splits factor 2, axis 1 repeats."""
+    return ",".join(f"{name}{'-' if factor == NONE else factor}" for name, factor in zip("xy", assignment, strict=True))

@@ -1,0 +1,244 @@
+"""Layer + its parameters' update -> LayerProblem: one sharding problem over forward, backward, accumulation and update (DESIGN 7.2).
+
+Forward and backward count once a microbatch, synchronisation and update once an iteration. Values that cross the layer's border are spec nodes of
+their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
+"""
+
+from dataclasses import dataclass
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+
+from alpa_hpc.ir.work import Layer, ParamUpdate
+from alpa_hpc.sharding.equation_work import NO_WORK, equation_work
+from alpa_hpc.sharding.graph import FREE, EquationRecord, Graph, Tensor, add_equation, operand_tensors
+from alpa_hpc.sharding.pricing import MeshPrices, SpecList, all_specs
+from alpa_hpc.sharding.problem import ShardingProblem
+from alpa_hpc.sharding.spec import replicated
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A value or its cotangent at the layer's border; `tensor` is the one whose spec the neighbours see."""
+
+    value: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A jaxpr in the problem: the tensors of its inputs, the record of each equation, the tensors of its outputs."""
+
+    jaxpr: ClosedJaxpr
+    inputs: tuple[int, ...]
+    records: tuple[EquationRecord, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateProgram:
+    """A parameter's update in the problem. `gradient` and `leaves` are tensors in the spec of the update (the first leaf is the parameter)."""
+
+    work: ParamUpdate
+    gradient: int
+    leaves: tuple[int, ...]
+    partials: Program
+    update: Program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerProblem:
+    """The problem of one layer on one mesh, and what its tensors and nodes stand for.
+
+    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas[i]` = tensor in which the new value of a parameter owned elsewhere arrives.
+    """
+
+    layer: Layer
+    remat: bool
+    problem: ShardingProblem
+    labels: tuple[tuple[str, ...], ...]
+    tensors: tuple[Tensor, ...]
+    params: tuple[int, ...]
+    batch: tuple[int, ...]
+    gradients: tuple[int, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    cotangent_inputs: tuple[Port, ...]
+    cotangent_outputs: tuple[Port, ...]
+    residuals: tuple[int, ...]
+    forward: Program
+    backward: Program
+    updates: tuple[UpdateProgram, ...]
+    replicas: tuple[tuple[int, int], ...]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Nodes shared with the neighbours, in the order inputs, cotangents of inputs, outputs, cotangents of outputs."""
+        groups = (*self.inputs, *self.cotangent_inputs, *self.outputs, *self.cotangent_outputs)
+        return tuple(self.tensors[port.tensor].home for port in groups)
+
+
+def build_layer(
+    layer: Layer, updates: tuple[ParamUpdate, ...], loss_values: frozenset[int], prices: MeshPrices, *, remat: bool, num_microbatches: int
+) -> LayerProblem:
+    """The sharding problem of `layer` on the mesh of `prices`; `updates` belong to the parameters it owns, `loss_values` are results of the loss."""
+    graph = Graph(prices)
+    draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches))
+    forward = draft.forward()
+    backward, gradients = draft.backward(forward, layer.recompute_backward if remat else layer.backward, remat=remat)
+    for position, param in enumerate(layer.params):
+        graph.hold(draft.params[position], inflight=False)
+        graph.hold(gradients[position], inflight=False)
+        assert param >= 0, "parameters are state leaves"
+    owned = {work.param: work for work in updates}
+    programs: list[UpdateProgram] = []
+    replicas: list[tuple[int, int]] = []
+    for position, param in enumerate(layer.params):
+        if param in owned:
+            programs.append(_update(graph, f"update.{position}", owned[param], draft.params[position], gradients[position]))
+        else:
+            replicas.append((param, _replica(graph, f"replica.{position}", draft.params[position], gradients[position])))
+    num_residuals = len(forward.outputs) - len(layer.outputs)
+    residuals = () if remat else forward.outputs[len(layer.outputs) :]
+    assert num_residuals >= 0, "forward gives outputs, then residuals"
+    return LayerProblem(
+        layer,
+        remat,
+        graph.problem(),
+        tuple(node.labels for node in graph.nodes),
+        tuple(graph.tensors),
+        draft.params,
+        draft.batch,
+        gradients,
+        draft.inputs,
+        draft.outputs,
+        draft.cotangent_inputs,
+        draft.cotangent_outputs,
+        residuals,
+        forward,
+        backward,
+        tuple(programs),
+        tuple(replicas),
+    )
+
+
+class _LayerDraft:
+    """The sources and ports of a layer's graph, then its programs."""
+
+    def __init__(self, graph: Graph, layer: Layer, loss_values: frozenset[int], weight: float) -> None:
+        self.graph, self.layer, self.weight = graph, layer, weight
+        invars = layer.forward.jaxpr.invars
+        first_batch, first_input = len(layer.params), len(layer.params) + len(layer.batch)
+        self.params = tuple(graph.add_source(f"param.{i}", var) for i, var in enumerate(invars[:first_batch]))
+        self.batch = tuple(graph.add_source(f"batch.{i}", var) for i, var in enumerate(invars[first_batch:first_input]))
+        by_value = dict(zip(layer.inputs, invars[first_input:], strict=True))
+        self.inputs = self._ports("input", by_value)
+        self.cotangent_inputs = self._ports("input_cotangent", {v: by_value[v] for v in layer.cotangent_inputs})
+        results: dict[int, Var] = dict(zip(layer.outputs, layer.forward.jaxpr.outvars, strict=False))  # type: ignore[arg-type]
+        self.outputs = self._ports("output", results, loss_values)
+        self.cotangent_outputs = self._ports("output_cotangent", {v: results[v] for v in layer.cotangent_outputs})
+
+    def _ports(self, kind: str, variables: dict[int, Var], whole: frozenset[int] = frozenset()) -> tuple[Port, ...]:
+        ports: list[Port] = []
+        for position, (value, var) in enumerate(variables.items()):
+            specs: SpecList = all_specs(tuple(var.aval.shape), self.graph.prices.mesh)  # type: ignore[attr-defined]
+            if value in whole:
+                specs = (replicated(len(var.aval.shape)),)  # type: ignore[attr-defined]
+            ports.append(Port(value, self.graph.add_source(f"{kind}.{position}", var, specs=specs)))
+        return tuple(ports)
+
+    def forward(self) -> Program:
+        """The forward program, its outputs resharded to their ports; residuals and inputs are held for each microbatch in flight."""
+        inputs = (*self.params, *self.batch, *(port.tensor for port in self.inputs))
+        program = add_program(self.graph, "forward", self.layer.forward, inputs, frozenset(), self.weight)
+        for port, tensor in zip(self.outputs, program.outputs, strict=False):
+            _to_port(self.graph, tensor, port, self.weight)
+        for port in self.inputs:
+            self.graph.hold(port.tensor, inflight=True)
+        return program
+
+    def backward(self, forward: Program, jaxpr: ClosedJaxpr, *, remat: bool) -> tuple[Program, tuple[int, ...]]:
+        """The backward program; cotangents of inputs go to their ports, gradients stay where they are made."""
+        residuals = () if remat else forward.outputs[len(self.outputs) :]
+        for tensor in sorted(set(residuals)):
+            self.graph.hold(tensor, inflight=True)
+        sources = (*self.params, *self.batch, *(port.tensor for port in self.inputs), *residuals)
+        inputs = (*sources, *(port.tensor for port in self.cotangent_outputs))
+        first = len(self.cotangent_inputs)
+        gradients = frozenset(var for var in jaxpr.jaxpr.outvars[first:] if isinstance(var, Var))
+        program = add_program(self.graph, "backward", jaxpr, inputs, gradients, self.weight)
+        for port, tensor in zip(self.cotangent_inputs, program.outputs, strict=False):
+            _to_port(self.graph, tensor, port, self.weight)
+        return program, program.outputs[first:]
+
+
+def _to_port(graph: Graph, tensor: int, port: Port, weight: float) -> None:
+    home = graph.tensors[port.tensor]
+    graph.require(tensor, home.home, home.specs, weight)
+
+
+def add_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, inputs: tuple[int, ...], gradients: frozenset[Var], weight: float) -> Program:
+    """Put all equations of a flat jaxpr into the graph."""
+    flat: Jaxpr = jaxpr.jaxpr
+    tensor_of: dict[Var, int] = dict(zip(flat.invars, inputs, strict=True))
+    for var in flat.constvars:
+        tensor_of[var] = graph.free_tensor(var)
+    records: list[EquationRecord] = []
+    for index, (eqn, how) in enumerate(zip(flat.eqns, equation_work(flat, gradients), strict=True)):
+        operands = operand_tensors(eqn, tensor_of)
+        if eqn.primitive.name == "optimization_barrier":
+            record = EquationRecord(FREE, (), operands, operands, NO_WORK, replicated=False)
+        else:
+            record = add_equation(graph, f"{name}.{index}.{eqn.primitive.name}", eqn, operands, how, weight)
+        records.append(record)
+        tensor_of.update(zip(eqn.outvars, record.results, strict=True))
+    outputs = tuple(tensor_of[var] if isinstance(var, Var) else graph.free_tensor(var) for var in flat.outvars)
+    return Program(jaxpr, inputs, tuple(records), outputs)
+
+
+def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: int) -> UpdateProgram:
+    """The update runs where one node says; the gradient comes there once (reduce-scatter), the new weight leaves once (all-gather)."""
+    first_leaf = 1
+    invars = work.update.jaxpr.invars
+    shape = tuple(invars[first_leaf].aval.shape)  # type: ignore[attr-defined]
+    specs = all_specs(shape, graph.prices.mesh)
+    node = graph.add_node(name, [str(spec) for spec in specs])
+    gradient_here = graph.add_tensor(invars[0], node, specs)
+    graph.require(gradient, node, specs, 1.0)
+    param_here = graph.add_tensor(invars[first_leaf], node, specs)
+    graph.require(param, node, specs, 1.0)
+    leaves = [param_here]
+    for var in invars[first_leaf + 1 : first_leaf + len(work.leaves)]:
+        same = tuple(var.aval.shape) == shape  # type: ignore[attr-defined]
+        leaf = graph.add_tensor(var, node, specs) if same else graph.free_tensor(var)
+        graph.hold(leaf, inflight=False)
+        leaves.append(leaf)
+    partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves))
+    update = _update_program(graph, f"{name}.update", work.update, (gradient_here, *leaves))
+    _return_leaves(graph, update, param, leaves)
+    return UpdateProgram(work, gradient_here, tuple(leaves), partials, update)
+
+
+def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...]) -> Program:
+    scalars = tuple(graph.free_tensor(var) for var in jaxpr.jaxpr.invars[len(sources) :])
+    return add_program(graph, name, jaxpr, (*sources, *scalars), frozenset(), 1.0)
+
+
+def _return_leaves(graph: Graph, update: Program, param: int, leaves: list[int]) -> None:
+    for new, leaf in zip(update.outputs, [param, *leaves[1:]], strict=True):
+        target = graph.tensors[leaf]
+        if target.home != FREE:
+            graph.require(new, target.home, target.specs, 1.0)
+        elif graph.tensors[new].home != FREE:
+            graph.require(new, graph.tensors[new].home, target.specs * len(graph.tensors[new].specs), 1.0)
+
+
+def _replica(graph: Graph, name: str, tensor: int, gradient: int) -> int:
+    """A parameter owned by another layer: its gradient leaves in some full spec, its new value arrives in the same."""
+    source = graph.tensors[tensor]
+    specs = source.specs
+    node = graph.add_node(name, [str(spec) for spec in specs])
+    graph.tensors.append(Tensor(source.shape, source.itemsize, node, specs))
+    here = len(graph.tensors) - 1
+    graph.require(gradient, node, specs, 1.0)
+    graph.require(here, source.home, source.specs, 1.0)
+    return here

@@ -1,0 +1,101 @@
+"""The collectives of a device, and their stand-ins that keep shapes and memory traffic but talk to nobody.
+
+Programs are written against `AbstractCollectives`: training runs them inside `shard_map` with `MeshCollectives`; profiling a device's own work runs
+the same program with `LoneCollectives` on one device (DESIGN 7.12).
+"""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.strategies.rule import Combine
+
+AXIS_NAMES = ("x", "y")
+
+
+class AbstractCollectives(Protocol):
+    """What one device asks of the others along a mesh axis."""
+
+    def index(self, axis: int) -> jax.Array:
+        """This device's place on the axis, int32 scalar."""
+        ...
+
+    def all_reduce(self, x: jax.Array, axis: int, combine: Combine) -> jax.Array:
+        """Combine the axis's values element by element; everyone gets all."""
+        ...
+
+    def reduce_scatter(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """Sum the axis's values; each device keeps its piece of `dim`."""
+        ...
+
+    def all_gather(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """Join the axis's pieces along `dim`."""
+        ...
+
+    def all_to_all(self, x: jax.Array, axis: int, source: int, target: int) -> jax.Array:
+        """Join along `source`, split along `target`."""
+        ...
+
+
+class MeshCollectives:
+    """The real ones, inside a `shard_map` over axes "x" and "y"."""
+
+    def index(self, axis: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return lax.axis_index(AXIS_NAMES[axis])
+
+    def all_reduce(self, x: jax.Array, axis: int, combine: Combine) -> jax.Array:
+        """See AbstractCollectives."""
+        if x.dtype == jnp.bool_:
+            return self.all_reduce(x.astype(jnp.int32), axis, combine).astype(jnp.bool_)
+        match combine:
+            case Combine.SUM:
+                return lax.psum(x, AXIS_NAMES[axis])
+            case Combine.MAX:
+                return lax.pmax(x, AXIS_NAMES[axis])
+            case Combine.MIN:
+                return lax.pmin(x, AXIS_NAMES[axis])
+
+    def reduce_scatter(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return lax.psum_scatter(x, AXIS_NAMES[axis], scatter_dimension=dim, tiled=True)
+
+    def all_gather(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return lax.all_gather(x, AXIS_NAMES[axis], axis=dim, tiled=True)
+
+    def all_to_all(self, x: jax.Array, axis: int, source: int, target: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return lax.all_to_all(x, AXIS_NAMES[axis], split_axis=target, concat_axis=source, tiled=True)
+
+
+class LoneCollectives:
+    """One device alone plays device (0, 0) of a mesh of `shape`: same local shapes, wrong numbers, right amount of local work."""
+
+    def __init__(self, shape: MeshShape) -> None:
+        self._sizes = shape.sizes
+
+    def index(self, axis: int) -> jax.Array:
+        """See AbstractCollectives."""
+        del axis
+        return jnp.zeros((), jnp.int32)
+
+    def all_reduce(self, x: jax.Array, axis: int, combine: Combine) -> jax.Array:
+        """See AbstractCollectives."""
+        del axis, combine
+        return x
+
+    def reduce_scatter(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return lax.slice_in_dim(x, 0, x.shape[dim] // self._sizes[axis], axis=dim)
+
+    def all_gather(self, x: jax.Array, axis: int, dim: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return jnp.concatenate([x] * self._sizes[axis], axis=dim)
+
+    def all_to_all(self, x: jax.Array, axis: int, source: int, target: int) -> jax.Array:
+        """See AbstractCollectives."""
+        return self.all_gather(self.reduce_scatter(x, axis, target), axis, source)

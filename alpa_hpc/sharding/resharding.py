@@ -1,0 +1,178 @@
+"""Resharding: from one spec to another on the same mesh, as the collectives that are really run (paper, Table 2).
+
+`reshard_steps` is the single source: the cost model prices these steps and `apply.py` executes them, one collective a step.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from alpa_hpc.cluster import collectives
+from alpa_hpc.cluster.mesh import LogicalMesh
+from alpa_hpc.sharding.spec import AXES, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Keep this device's piece of `dim`; no traffic."""
+
+    axis: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Undo a split of `dim` over `axis` (the minor-most split of that dim)."""
+
+    axis: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum the partial values over `axis`."""
+
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Sum the partial values over `axis` and keep this device's piece of `dim`."""
+
+    axis: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Move the split over `axis` from dim `source` to dim `target`."""
+
+    axis: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFirst:
+    """Make a whole value partial over `axis`: the first device keeps it, the others hold zeros; no traffic."""
+
+    axis: int
+
+
+Step = Slice | AllGather | AllReduce | ReduceScatter | AllToAll | MaskFirst
+
+
+@lru_cache(maxsize=None)
+def reshard_steps(source: Spec, target: Spec) -> tuple[Step, ...]:
+    """The collectives that turn `source` into `target`, cheap ones first so that later ones move fewer bytes."""
+    assert len(source.dims) == len(target.dims), f"cannot reshard {source} to {target}: ranks differ"
+    steps: list[Step] = []
+    current = source
+    while current != target:
+        step = _next_step(current, target)
+        steps.append(step)
+        current = after_step(current, step)
+        assert len(steps) < 16, f"resharding {source} to {target} does not end"
+    return tuple(steps)
+
+
+def _next_step(current: Spec, target: Spec) -> Step:
+    free = [axis for axis in AXES if axis not in current.partial and all(axis not in dim for dim in current.dims)]
+    for axis in free:
+        dim = _ready_dim(current, target, axis)
+        if dim >= 0:
+            return Slice(axis, dim)
+    for axis in current.partial:
+        dim = _ready_dim(current, target, axis)
+        if dim >= 0:
+            return ReduceScatter(axis, dim)
+    surplus = _surplus(current, target)
+    for axis, dim in surplus:
+        ready = _ready_dim(current, target, axis)
+        if ready >= 0 and ready != dim:
+            return AllToAll(axis, dim, ready)
+    for axis in current.partial:
+        if axis not in target.partial:
+            return AllReduce(axis)
+    if surplus:
+        axis, dim = surplus[0]
+        return AllGather(axis, dim)
+    (axis,) = [axis for axis in target.partial if axis not in current.partial][:1]
+    return MaskFirst(axis)
+
+
+def _ready_dim(current: Spec, target: Spec, axis: int) -> int:
+    """The dim of `target` that `axis` splits, if `axis` is the next split that dim is missing; else -1."""
+    for dim, (have, want) in enumerate(zip(current.dims, target.dims, strict=True)):
+        if axis in want and have == want[: want.index(axis)]:
+            return dim
+    return -1
+
+
+def _surplus(current: Spec, target: Spec) -> list[tuple[int, int]]:
+    """(axis, dim) of minor-most splits that `target` does not have in that place."""
+    found: list[tuple[int, int]] = []
+    for dim, (have, want) in enumerate(zip(current.dims, target.dims, strict=True)):
+        if have and have != want[: len(have)]:
+            found.append((have[-1], dim))
+    return found
+
+
+def after_step(spec: Spec, step: Step) -> Spec:
+    """The spec that a value of spec `spec` has after `step`."""
+    dims = list(spec.dims)
+    partial = spec.partial
+    match step:
+        case Slice(axis, dim):
+            dims[dim] = (*dims[dim], axis)
+        case AllGather(_, dim):
+            dims[dim] = dims[dim][:-1]
+        case AllReduce(axis):
+            partial = tuple(a for a in partial if a != axis)
+        case ReduceScatter(axis, dim):
+            partial = tuple(a for a in partial if a != axis)
+            dims[dim] = (*dims[dim], axis)
+        case AllToAll(axis, source, target):
+            dims[source] = dims[source][:-1]
+            dims[target] = (*dims[target], axis)
+        case MaskFirst(axis):
+            partial = tuple(sorted((*partial, axis)))
+    return Spec(tuple(dims), partial)
+
+
+def step_seconds(step: Step, mesh: LogicalMesh, local_bytes: float) -> float:
+    """Seconds of one step on a tile of `local_bytes` (its size before the step), by the alpha-beta model."""
+    link = mesh.links[step.axis]
+    size = mesh.shape.sizes[step.axis]
+    match step:
+        case Slice() | MaskFirst():
+            return 0.0
+        case AllGather():
+            return collectives.all_gather(link, size, local_bytes * size)
+        case AllReduce():
+            return collectives.all_reduce(link, size, local_bytes)
+        case ReduceScatter():
+            return collectives.reduce_scatter(link, size, local_bytes)
+        case AllToAll():
+            return collectives.all_to_all(mesh.exchange_links[step.axis], size, local_bytes * size)
+
+
+def bytes_after(step: Step, mesh: LogicalMesh, local_bytes: float) -> float:
+    """Bytes of the tile after `step`."""
+    size = mesh.shape.sizes[step.axis]
+    match step:
+        case Slice() | ReduceScatter():
+            return local_bytes / size
+        case AllGather():
+            return local_bytes * size
+        case AllReduce() | AllToAll() | MaskFirst():
+            return local_bytes
+
+
+def reshard_seconds(mesh: LogicalMesh, source: Spec, target: Spec, num_bytes: float) -> float:
+    """Seconds to reshard a tensor of `num_bytes` (all of it) from `source` to `target`."""
+    local = num_bytes / source.num_shards(mesh.shape)
+    seconds = 0.0
+    for step in reshard_steps(source, target):
+        seconds += step_seconds(step, mesh, local)
+        local = bytes_after(step, mesh, local)
+    return seconds

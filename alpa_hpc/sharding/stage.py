@@ -1,0 +1,262 @@
+"""Layers on one mesh -> the best ways to run each run of them: elimination layer by layer, every message computed once (paper, section 4.2).
+
+Layers touch only through their ports, so the sharding problem of layers a..b is that of a..b-1 plus one layer: what is left of the former after all
+inner nodes are eliminated is a *message* over the ports that later layers read. Messages and layer problems are kept by content, so equal layers,
+and runs of equal layers, are solved once whatever their place in the model. It is the exact optimum of the whole stage's problem.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from alpa_hpc.errors import SolverError
+from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.build import LayerProblem, Port, UpdateProgram, build_layer
+from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
+from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.problem import Edge, ShardingProblem
+
+TABLE_CAP = 20_000_000
+INNER = 1_000_000  # variable number of node n of the stage's layer i (0, 1, ...): (i + 1) * INNER + n; ports are numbered from 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrice:
+    """Seconds an iteration that a byte is worth: held all iteration, or once a microbatch in flight. Zero prices give the fastest solution."""
+
+    fixed: float
+    inflight: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageValue:
+    """The optimum of one run of layers at one memory price: seconds an iteration and bytes a device."""
+
+    seconds: float
+    fixed_bytes: float
+    inflight_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWiring:
+    """A layer's place in a stage: the number of each of its ports (order of LayerProblem.ports), and the ports that later layers read."""
+
+    content: str
+    ports: tuple[int, ...]
+    live: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Message:
+    factors: tuple[Factor, ...]
+    trace: Trace
+
+
+@dataclass(slots=True, eq=False)
+class StageSolver:
+    """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps."""
+
+    step: LayeredStep
+    prices: MeshPrices
+    remat: bool
+    _problems: dict[str, LayerProblem] = field(default_factory=dict)
+    _layers: dict[tuple[str, MemoryPrice], Elimination] = field(default_factory=dict)
+    _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], _Message] = field(default_factory=dict)
+    _values: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], StageValue] = field(default_factory=dict)
+
+    @property
+    def num_problems(self) -> int:
+        """Distinct layer problems built so far."""
+        return len(self._problems)
+
+    def value(self, start: int, stop: int, price: MemoryPrice) -> StageValue:
+        """The optimum for layers [start, stop)."""
+        wiring = wire(self.step, start, stop)
+        key = (price, wiring)
+        if key not in self._values:
+            left = eliminate(self._message(start, wiring, price).factors, frozenset(), TABLE_CAP)
+            total = combine(left.factors, (), ())
+            self._values[key] = StageValue(float(total.seconds), float(total.fixed), float(total.inflight))
+        return self._values[key]
+
+    def choose(self, start: int, stop: int, price: MemoryPrice) -> tuple[ChosenLayer, ...]:
+        """The optimum's strategies, layer by layer."""
+        wiring = wire(self.step, start, stop)
+        message = self._message(start, wiring, price)
+        last = eliminate(message.factors, frozenset(), TABLE_CAP)
+        choices = back_substitute(last.trace, {})
+        for length in range(len(wiring), 0, -1):
+            choices = back_substitute(self._message(start, wiring[:length], price).trace, choices)
+        return tuple(self._chosen(start + i, i, place, choices, price) for i, place in enumerate(wiring))
+
+    def _chosen(self, index: int, place: int, wiring: LayerWiring, choices: Mapping[int, int], price: MemoryPrice) -> ChosenLayer:
+        problem = self.problem(index)
+        numbers = _numbering(problem, wiring, place)
+        local = {node: choices[number] for node, number in numbers.items() if number in choices}
+        complete = back_substitute(self._layer(index, price).trace, local)
+        return ChosenLayer(problem, tuple(complete.get(node, 0) for node in range(len(problem.labels))))
+
+    def problem(self, index: int) -> LayerProblem:
+        """The sharding problem of one layer; equal layers share its numbers."""
+        layer = self.step.layers[index]
+        updates = owned_updates(self.step, index)
+        content = layer_content(self.step, index)
+        if content not in self._problems:
+            losses = frozenset(output.value for output in self.step.loss_outputs)
+            self._problems[content] = build_layer(
+                layer, updates, losses, self.prices, remat=self.remat, num_microbatches=self.step.num_microbatches
+            )
+        return _renamed(self._problems[content], layer, updates)
+
+    def _layer(self, index: int, price: MemoryPrice) -> Elimination:
+        key = (layer_content(self.step, index), price)
+        if key not in self._layers:
+            problem = self.problem(index)
+            self._layers[key] = eliminate(problem_factors(problem.problem, price), frozenset(problem.ports), LAYER_CAP)
+        return self._layers[key]
+
+    def _message(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> _Message:
+        key = (price, wiring)
+        if key not in self._messages:
+            before = self._message(start, wiring[:-1], price).factors if len(wiring) > 1 else ()
+            place = len(wiring) - 1
+            numbers = _numbering(self.problem(start + place), wiring[-1], place)
+            added = tuple(_renumbered(factor, numbers) for factor in self._layer(start + place, price).factors)
+            result = eliminate((*before, *added), wiring[-1].live, TABLE_CAP)
+            _check_done(result, wiring[-1].live)
+            self._messages[key] = _Message(result.factors, result.trace)
+        return self._messages[key]
+
+
+LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
+
+
+def _check_done(result: Elimination, live: frozenset[int]) -> None:
+    for factor in result.factors:
+        wide = [v for v in factor.scope if v not in live]
+        if wide:
+            raise SolverError(
+                f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
+                "Use more and smaller layers (layers.num_layers)."
+            )
+
+
+def problem_factors(problem: ShardingProblem, price: MemoryPrice) -> tuple[Factor, ...]:
+    """Node and edge costs as factors; bytes weigh in the score at their price."""
+    factors: list[Factor] = []
+    for v, (seconds, fixed, inflight) in enumerate(zip(problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, strict=True)):
+        factors.append(make_factor((v,), seconds + price.fixed * fixed + price.inflight * inflight, fixed, inflight, seconds))
+    for edge in problem.edges:
+        factors.append(make_factor((edge.source, edge.target), edge.costs, 0.0, 0.0, edge.costs))
+    return tuple(factors)
+
+
+def wire(step: LayeredStep, start: int, stop: int) -> tuple[LayerWiring, ...]:
+    """How layers [start, stop) are joined, ports numbered by first appearance, so that equal runs of layers have equal wirings."""
+    numbers: dict[tuple[str, int], int] = {}
+    last_reader = {value: layer.index for layer in step.layers for value in layer.inputs}
+    wirings: list[LayerWiring] = []
+    for index in range(start, stop):
+        ports = port_names(step.layers[index])
+        placed = tuple(numbers.setdefault(port, len(numbers)) for port in ports)
+        live = frozenset(number for (_, value), number in numbers.items() if last_reader.get(value, -1) > index)
+        wirings.append(LayerWiring(layer_content(step, index), placed, live))
+    return tuple(wirings)
+
+
+def port_names(layer: Layer) -> tuple[tuple[str, int], ...]:
+    """(kind, value) of each port of a layer, in the order of LayerProblem.ports."""
+    return (
+        *(("value", v) for v in layer.inputs),
+        *(("cotangent", v) for v in layer.cotangent_inputs),
+        *(("value", v) for v in layer.outputs),
+        *(("cotangent", v) for v in layer.cotangent_outputs),
+    )
+
+
+@lru_cache(maxsize=4096)
+def owned_updates(step: LayeredStep, index: int) -> tuple[ParamUpdate, ...]:
+    """Updates of the parameters that layer `index` owns: those no earlier layer reads."""
+    earlier = {p for layer in step.layers[:index] for p in layer.params}
+    mine = [p for p in step.layers[index].params if p not in earlier]
+    by_param = {work.param: work for work in step.update.params}
+    return tuple(by_param[p] for p in mine)
+
+
+@lru_cache(maxsize=4096)
+def layer_content(step: LayeredStep, index: int) -> str:
+    """What decides a layer's sharding problem: its programs, the updates it owns, which outputs are losses and which cotangents exist."""
+    layer = step.layers[index]
+    losses = {output.value for output in step.loss_outputs}
+    owned = {work.param: work.key for work in owned_updates(step, index)}
+    params = ",".join(owned.get(p, "-") for p in layer.params)
+    outputs = ",".join(f"{int(v in losses)}{int(v in layer.cotangent_outputs)}" for v in layer.outputs)
+    inputs = ",".join(str(int(v in layer.cotangent_inputs)) for v in layer.inputs)
+    return f"{layer.key}|{params}|{inputs}|{outputs}"
+
+
+def _renamed(problem: LayerProblem, layer: Layer, updates: tuple[ParamUpdate, ...]) -> LayerProblem:
+    """The same problem for another layer of equal content."""
+    if problem.layer is layer:
+        return problem
+
+    def ports(old: tuple[Port, ...], values: Sequence[int]) -> tuple[Port, ...]:
+        return tuple(Port(value, port.tensor) for port, value in zip(old, values, strict=True))
+
+    owned = {work.param for work in updates}
+    foreign = [p for p in layer.params if p not in owned]
+    by_param = {work.param: work for work in updates}
+    ordered = [by_param[p] for p in layer.params if p in owned]
+    renamed = tuple(
+        UpdateProgram(work, old.gradient, old.leaves, old.partials, old.update) for work, old in zip(ordered, problem.updates, strict=True)
+    )
+    return replace(
+        problem,
+        layer=layer,
+        inputs=ports(problem.inputs, layer.inputs),
+        outputs=ports(problem.outputs, layer.outputs),
+        cotangent_inputs=ports(problem.cotangent_inputs, layer.cotangent_inputs),
+        cotangent_outputs=ports(problem.cotangent_outputs, layer.cotangent_outputs),
+        updates=renamed,
+        replicas=tuple((p, tensor) for p, (_, tensor) in zip(foreign, problem.replicas, strict=True)),
+    )
+
+
+def _numbering(problem: LayerProblem, wiring: LayerWiring, place: int) -> dict[int, int]:
+    """Stage-wide variable number of each node of the stage's layer number `place`."""
+    numbers = {node: (place + 1) * INNER + node for node in range(len(problem.labels))}
+    numbers.update(zip(problem.ports, wiring.ports, strict=True))
+    return numbers
+
+
+def _renumbered(factor: Factor, numbers: Mapping[int, int]) -> Factor:
+    return Factor(tuple(numbers[v] for v in factor.scope), factor.score, factor.parts)
+
+
+def stage_problem(step: LayeredStep, layers: Sequence[LayerProblem]) -> tuple[ShardingProblem, tuple[dict[int, int], ...]]:
+    """The whole stage as one problem, ports joined, and for each layer the node number of its nodes: what the evaluator checks."""
+    wiring = wire(step, layers[0].layer.index, layers[-1].layer.index + 1)
+    dense: dict[int, int] = {}
+    numbers: list[dict[int, int]] = []
+    nodes: list[list[object]] = [[], [], [], []]
+    edges: list[Edge] = []
+    for place, (problem, wires) in enumerate(zip(layers, wiring, strict=True)):
+        local = {node: dense.setdefault(number, len(dense)) for node, number in _numbering(problem, wires, place).items()}
+        numbers.append(local)
+        _add_nodes(nodes, problem.problem, local)
+        edges += [Edge(local[edge.source], local[edge.target], edge.costs) for edge in problem.problem.edges]
+    costs, fixed, inflight, names = (tuple(column) for column in nodes)
+    return ShardingProblem(costs, tuple(edges), fixed, inflight, names=names), tuple(numbers)  # type: ignore[arg-type]
+
+
+def _add_nodes(nodes: list[list[object]], problem: ShardingProblem, local: Mapping[int, int]) -> None:
+    columns = (problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, problem.names)
+    for node, number in local.items():
+        for column, source in zip(nodes, columns, strict=True):
+            if number < len(column):
+                if not isinstance(source[node], str):
+                    column[number] = column[number] + source[node]  # type: ignore[operator]
+            else:
+                assert number == len(column), "nodes are numbered in order of appearance"
+                column.append(source[node])

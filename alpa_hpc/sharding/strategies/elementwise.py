@@ -1,0 +1,30 @@
+"""Operators that work element by element: every dim is a factor; scalars have none."""
+
+from jax.extend.core import JaxprEqn
+
+from alpa_hpc.sharding.strategies.rule import OpRule, shape_of
+
+ELEMENTWISE = frozenset(
+    "add sub mul div rem max min pow integer_pow exp exp2 log log1p expm1 tanh sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh "
+    "logistic sqrt rsqrt cbrt square neg sign abs floor ceil round is_finite not and or xor shift_left shift_right_logical "
+    "shift_right_arithmetic eq ne lt le gt ge select_n clamp convert_element_type erf erf_inv erfc lgamma digamma nextafter copy copy_p "
+    "reduce_precision add_any population_count stop_gradient real imag conj".split()
+)
+
+LINEAR = frozenset("add sub neg add_any convert_element_type copy copy_p".split())
+
+
+def elementwise_rule(eqn: JaxprEqn) -> OpRule | None:
+    """Dims align by position; an operand of another shape (a scalar) is whole on every device."""
+    shape = shape_of(eqn.outvars[0])
+    factors = tuple(range(len(shape)))
+    operands: list[tuple[int, ...]] = []
+    for atom in eqn.invars:
+        if shape_of(atom) == shape:
+            operands.append(factors)
+        elif shape_of(atom) == ():
+            operands.append(())
+        else:
+            return None
+    linear = eqn.primitive.name in LINEAR and shape != () and () not in operands  # x + 1 of a partial x would add 1 on every device
+    return OpRule(shape, tuple(operands), (factors,) * len(eqn.outvars), linear=linear)

@@ -1,0 +1,1 @@
+"""Programs run in virtual time: what a plan would take, and where it would wait."""

@@ -1,0 +1,68 @@
+"""The knobs of training: batch, optimiser, length, and the data."""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from alpa_hpc.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOptions:
+    """AdamW with linear warm-up, decoupled weight decay and clipping of the global gradient norm.
+
+    batch_size:       examples of a global batch (one optimiser step)
+    clip_norm:        largest global gradient norm; 0 turns clipping off
+    evaluate_every:   steps between evaluations on held-out data; 0 turns them off
+    evaluate_batches: batches (of `batch_size`) of one evaluation
+    log_every:        steps between lines of the log
+    """
+
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    clip_norm: float
+    seed: int
+    evaluate_every: int
+    evaluate_batches: int
+    log_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_steps", "evaluate_batches", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name in ("warmup_steps", "weight_decay", "clip_norm", "seed", "evaluate_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected a finite number >= 0 (0 turns it off)")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate is {self.learning_rate}, expected a finite number > 0, such as 1e-3")
+
+
+class DataKind(enum.Enum):
+    """Where batches come from."""
+
+    STDLIB_BYTES = "stdlib_bytes"
+    """the bytes of the Python standard library's sources, which every machine has"""
+    TOKEN_FILE = "token_file"
+    """a file of token ids, read through a memory map"""
+    SYNTHETIC = "synthetic"
+    """random tokens made by the model's own `batch`, for timing"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """`path` is the token file, or empty where the kind needs none; `held_out_fraction` of the text is kept for evaluation."""
+
+    kind: DataKind
+    path: str
+    held_out_fraction: float
+
+    def __post_init__(self) -> None:
+        if (self.kind is DataKind.TOKEN_FILE) != bool(self.path):
+            raise ConfigError(
+                f"kind {self.kind.value} with path {self.path!r}: data=token_file needs data.path=FILE, and the other kinds take no path"
+            )
+        if not 0 <= self.held_out_fraction < 1:
+            raise ConfigError(f"held_out_fraction is {self.held_out_fraction}, expected 0 <= fraction < 1, such as 0.1")

@@ -1,0 +1,19 @@
+"""A profiling task: `python jobs/profile.py RUN_DIR TASK` measures what request TASK asks for, into one shard of the cost store."""
+
+import sys
+from pathlib import Path
+
+from alpa_hpc.experiment import profile_task
+from alpa_hpc.launch.paths import JobKind, open_run
+from alpa_hpc.launch.status import reporting
+
+
+def main(root: str, task: str) -> None:
+    """Run the task with number `task` of the run folder `root`."""
+    paths = open_run(Path(root))
+    with reporting(paths, JobKind.PROFILE, int(task)):
+        profile_task(paths, int(task))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,18 @@
+"""One rank of the training job: `mpirun -n RANKS python jobs/train_rank.py RUN_DIR`, one rank a device."""
+
+import sys
+from pathlib import Path
+
+from alpa_hpc.experiment import train_rank
+from alpa_hpc.launch.paths import open_run
+from alpa_hpc.runtime.groups import abort_on_error
+
+
+def main(root: str) -> None:
+    """Train as one rank on the run folder `root`; an exception on any rank ends all of them."""
+    abort_on_error("a rank that has not joined its mesh yet")
+    train_rank(open_run(Path(root)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,13 @@
+"""What every test shares: a CPU that poses as eight devices, set before jax is imported by anyone."""
+
+import os
+
+HOST_DEVICES = "--xla_force_host_platform_device_count=8"
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# OpenMPI refuses to start ranks for root, which is who runs the tests in a container.
+os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

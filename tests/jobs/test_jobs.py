@@ -1,0 +1,87 @@
+"""The real job scripts, chained as in a run: planning submits profiling and training, training starts ranks with mpirun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alpa_hpc
+from alpa_hpc.launch.locations import job_script
+from alpa_hpc.launch.paths import JobKind, RunPaths, new_run
+from alpa_hpc.launch.status import JobState, read_status
+
+EXPERIMENT = """
+from mpi4py import MPI
+from alpa_hpc.errors import LaunchError
+from alpa_hpc.launch.executor import run_job, run_tasks
+from alpa_hpc.launch.mpirun import Place, Ranks
+from alpa_hpc.launch.paths import JobKind
+
+def plan_run(paths):
+    statuses = run_tasks(JobKind.PROFILE, paths, (0, 1, 2), max_parallel=2, timeout_seconds=60)
+    paths.plan.write_text(" ".join(paths.profile_answer(status.task).read_text() for status in statuses))
+    run_job(JobKind.TRAIN, paths, timeout_seconds=60)
+
+def profile_task(paths, task):
+    import cProfile  # finds Python's own `profile`, not the job script of that name
+    paths.profile_answer(task).write_text(f"cost{task}")
+
+def train_ranks(paths):
+    return Ranks(3, Place.THIS_MACHINE)
+
+def train_rank(paths):
+    world = MPI.COMM_WORLD
+    if paths.name == "unwell" and world.rank == 2:
+        raise ValueError("rank two is unwell")
+    total = world.allreduce(world.rank)
+    if world.rank == 0:
+        paths.result.write_text(f"{paths.plan.read_text()} {world.size} {total}")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with the real package and scripts, in which only the experiment is a small one."""
+    package = Path(str(alpa_hpc.__file__)).parent
+    root = tmp_path / "checkout"
+    (root / "alpa_hpc").mkdir(parents=True)
+    for entry in package.iterdir():
+        if entry.name not in ("experiment.py", "__pycache__"):
+            (root / "alpa_hpc" / entry.name).symlink_to(entry)
+    (root / "alpa_hpc" / "experiment.py").write_text(EXPERIMENT)
+    (root / "jobs").symlink_to(job_script("plan").parent)
+    return root
+
+
+def run_plan(checkout: Path, paths: RunPaths) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-P", str(checkout / "jobs" / "plan.py"), str(paths.root)]
+    return subprocess.run(command, env=environment, cwd=checkout.parent, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.mpi
+def test_a_run_goes_from_plan_to_trained_ranks(checkout: Path) -> None:
+    paths = new_run(checkout.parent / "runs", "demo")
+    done = run_plan(checkout, paths)
+    assert done.returncode == 0, done.stderr
+    assert paths.result.read_text() == "cost0 cost1 cost2 3 3"
+    jobs = [(JobKind.PLAN, 0), (JobKind.PROFILE, 0), (JobKind.PROFILE, 1), (JobKind.PROFILE, 2), (JobKind.TRAIN, 0)]
+    for kind, task in jobs:
+        status = read_status(paths, kind, task)
+        assert status is not None, kind
+        assert status.state is JobState.DONE, kind
+
+
+@pytest.mark.mpi
+def test_the_traceback_of_one_rank_reaches_who_started_the_run(checkout: Path) -> None:
+    paths = new_run(checkout.parent / "runs", "unwell")
+    failed = run_plan(checkout, paths)
+    assert failed.returncode == 1
+    assert "rank two is unwell" in failed.stderr
+    for kind in (JobKind.TRAIN, JobKind.PLAN):
+        status = read_status(paths, kind)
+        assert status is not None
+        assert status.state is JobState.FAILED
+    assert not paths.result.exists()

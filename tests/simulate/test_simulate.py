@@ -1,0 +1,126 @@
+"""Simulated iterations take what closed forms say, and no less than their longest part."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alpa_hpc.runtime.check import peak_bytes
+from alpa_hpc.runtime.emit import emit_programs
+from alpa_hpc.runtime.instructions import AllMeshReduce, MeshProgram, Recv, Run, Send
+from alpa_hpc.runtime.pipeline import PipelineIO
+from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
+from alpa_hpc.simulate.costs import SimulationCosts
+from alpa_hpc.simulate.simulate import simulate
+from alpa_hpc.simulate.timeline import EventKind
+from tests.pipelines import chain, keep_layout, pipelines, schedules, split_first_dim
+
+SendSeconds = Callable[[int, int, Send], float]
+
+
+def no_send_seconds(mesh: int, to: int, send: Send) -> float:
+    """Messages arrive at once."""
+    del mesh, to, send
+    return 0.0
+
+
+def costs_of(
+    num_meshes: int, tasks: Mapping[str, float], send_seconds: SendSeconds = no_send_seconds, reduce: float = 0.0
+) -> SimulationCosts:
+    """The same seconds of tasks on all meshes (0 where not given); a buffer is as large as its name is long."""
+    sizes = SizeOfName()
+    return SimulationCosts((defaultdict(float, tasks),) * num_meshes, (sizes,) * num_meshes, send_seconds, reduce)
+
+
+class SizeOfName(dict[str, int]):
+    """A size of every name."""
+
+    def __missing__(self, name: str) -> int:
+        return len(name)
+
+
+@given(st.integers(1, 8), st.integers(1, 16), st.integers(1, 9), st.integers(1, 9), schedules)
+@settings(deadline=None)
+def test_equal_stages_without_messages(num_stages: int, num_microbatches: int, forward: int, backward: int, schedule: AbstractSchedule):
+    programs = emit_programs(chain(num_stages, num_microbatches), schedule, keep_layout)
+    timeline = simulate(programs, costs_of(num_stages, {"forward": forward, "backward": backward}))
+    assert timeline.seconds == (num_stages - 1 + num_microbatches) * (forward + backward)
+    bubble = (num_stages - 1) / (num_stages - 1 + num_microbatches)
+    assert timeline.bubble_fractions == pytest.approx((bubble,) * num_stages)
+
+
+def test_messages_overlap_with_compute_and_fill_and_drain_the_pipe():
+    num_stages, num_microbatches, forward, backward, message = 4, 8, 5, 10, 2
+    tasks = {"forward": forward, "backward": backward}
+    gpipe = simulate(
+        emit_programs(chain(num_stages, num_microbatches), GPipe(), keep_layout), costs_of(num_stages, tasks, lambda *_: message)
+    )
+    assert gpipe.seconds == (num_stages - 1 + num_microbatches) * (forward + backward) + 2 * (num_stages - 1) * message
+
+
+def test_one_link_carries_one_message_at_a_time():
+    num_microbatches, message = 6, 7
+    programs = emit_programs(chain(2, num_microbatches), GPipe(), keep_layout)
+    timeline = simulate(programs, costs_of(2, {"forward": 1, "backward": 1}, lambda *_: message))
+    sends = [event for event in timeline.events if event.kind is EventKind.SEND and event.mesh == 0]
+    assert [event.start for event in sends] == [1 + message * index for index in range(num_microbatches)]
+    assert [event.stop - event.start for event in sends] == [message] * num_microbatches
+    forwards = [event for event in timeline.events if event.name == "forward" and event.mesh == 1]
+    assert [event.start for event in forwards] == [event.stop for event in sends]
+
+
+def test_update_and_joins_come_last():
+    programs = emit_programs(chain(3, 4), OneFOneB(), keep_layout)
+    timeline = simulate(programs, costs_of(3, {"forward": 1, "backward": 2, "partials": 4, "update": 8}, reduce=16))
+    assert timeline.seconds == (3 - 1 + 4) * 3 + 16 + 4 + 16 + 8
+    joins = [event for event in timeline.events if event.kind is EventKind.REDUCE]
+    assert len(joins) == 3 * 2
+    assert len({(event.start, event.stop) for event in joins}) == 2, "all meshes join at the same times"
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipelines(max_microbatches=6), schedules, st.integers(0, 3))
+def test_time_respects_order_and_messages(pipeline: PipelineIO, schedule: AbstractSchedule, message: int):
+    programs = emit_programs(pipeline, schedule, split_first_dim)
+    tasks = {"zeros": 1.0, "forward": 3.0, "backward": 5.0, "update": 2.0}
+    costs = costs_of(len(programs), tasks, lambda *_: message, reduce=1)
+    timeline = simulate(programs, costs)
+    for program in programs:
+        own = [event for event in timeline.events if event.mesh == program.mesh]
+        spans = [event for event in own if event.kind is not EventKind.SEND]
+        assert all(one.stop <= other.start for one, other in zip(spans, spans[1:], strict=False)), "a mesh does one thing at a time"
+        busy = sum(event.stop - event.start for event in own if event.kind is EventKind.RUN)
+        assert busy == sum(costs.task_seconds[program.mesh][one.task] for one in program.instructions if isinstance(one, Run))
+        assert timeline.bubble_fractions[program.mesh] == pytest.approx(1 - busy / timeline.seconds)
+        assert timeline.peak_bytes[program.mesh] == peak_bytes(program, sizes_of(programs))
+        assert max(sample.num_bytes for sample in timeline.memory[program.mesh]) <= timeline.peak_bytes[program.mesh]
+    assert timeline.seconds == max(event.stop for event in timeline.events)
+    assert timeline.seconds >= pipeline.num_microbatches * 8 + 1 + 2
+
+
+def sizes_of(programs: tuple[MeshProgram, ...]) -> dict[str, int]:
+    """The size of every buffer that the programs name."""
+    names = {buffer.name for program in programs for buffer in program.resident}
+    for program in programs:
+        for one in program.instructions:
+            match one:
+                case Run(inputs=inputs, outputs=outputs) | AllMeshReduce(inputs=inputs, outputs=outputs):
+                    names |= {buffer.name for buffer in (*inputs, *outputs)}
+                case _:
+                    names.add(one.buffer.name)
+    return {name: len(name) for name in names}
+
+
+def test_events_name_their_microbatch():
+    timeline = simulate(emit_programs(chain(2, 3), GPipe(), keep_layout), costs_of(2, {"forward": 1, "backward": 1}))
+    runs = [(event.name, event.microbatch) for event in timeline.events if event.mesh == 1 and event.kind is EventKind.RUN]
+    assert runs == [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 0), ("backward", 1), ("backward", 2)]
+
+
+def test_a_deadlock_is_refused():
+    programs = emit_programs(chain(2, 1), OneFOneB(), keep_layout)
+    silent = tuple(one for one in programs[1].instructions if not isinstance(one, Send | Recv))
+    with pytest.raises(AssertionError, match="check_programs comes before simulate"):
+        simulate((programs[0], MeshProgram(1, silent, programs[1].resident, programs[1].results)), costs_of(2, {}))

@@ -1,0 +1,302 @@
+"""Property: what the YAML and the command line say is what the frozen ExperimentConfig holds, or a ConfigError says why not."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from alpa_hpc.config import ExperimentConfig, Mode, load_config, register, to_config, write_config
+from alpa_hpc.errors import ConfigError
+from alpa_hpc.launch.locations import config_folder
+from alpa_hpc.launch.options import LauncherKind
+from alpa_hpc.models.gpt import GPT
+from alpa_hpc.profiling.options import CostSource
+from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.stages.candidate import SubmeshShapes
+from alpa_hpc.stages.options import RematChoice
+
+REPOSITORY = Path(__file__).parent.parent
+EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
+STUB = ["model._target_=stub_model.Stub", "~model.hidden", "~model.num_layers", "~model.num_heads", "~model.dtype", "~model.dropout"]
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A model that needs no jax; `stub_model` below makes it importable by path."""
+
+    vocab: int
+    sequence: int
+
+    def init(self, key: Any) -> Any: ...
+    def loss(self, params: Any, batch: Any, key: Any) -> Any: ...
+    def batch(self, batch_size: int) -> Any: ...
+
+
+class LossOnly:
+    def loss(self, params: Any, batch: Any, key: Any) -> Any: ...
+
+
+@pytest.fixture(autouse=True)
+def stub_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stub_model", sys.modules[__name__])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def composed(*overrides: str) -> Any:
+    register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return compose("config", [*overrides])
+
+
+def config_of(*overrides: str) -> ExperimentConfig:
+    return to_config(composed(*overrides, *STUB))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_composes_and_its_values_win(name: str) -> None:
+    wanted = OmegaConf.load(config_folder() / "experiment" / f"{name}.yaml")
+    del wanted["defaults"]  # pyright: ignore[reportArgumentType]  # untyped container
+    got = composed(f"+experiment={name}")
+    assert wanted
+    assert OmegaConf.merge(got, wanted) == got
+    config = config_of(f"+experiment={name}")
+    assert config.name == name
+
+
+def test_all_experiments_of_the_paper_are_there() -> None:
+    assert {"quickstart", "gpt350m", "gpt1_3b", "gpt2_6b", "gpt6_7b", "gpt15b", "gpt39b"} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "billions", "petaflop", "microbatches", "layers"),
+    [
+        ("gpt350m", 1, 0.3547, 3.285, 512, 1),
+        ("gpt1_3b", 4, 1.3134, 11.637, 128, 6),
+        ("gpt2_6b", 8, 2.6486, 23.343, 128, 8),
+        ("gpt6_7b", 16, 6.6537, 57.614, 64, 8),
+        ("gpt15b", 32, 15.364, 132.535, 128, 16),
+        ("gpt39b", 64, 39.079, 333.653, 1024, 16),
+    ],
+)
+def test_the_papers_points_are_those_of_its_tables(
+    name: str, devices: int, billions: float, petaflop: float, microbatches: int, layers: int
+) -> None:
+    config = to_config(composed(f"+experiment={name}"))
+    assert isinstance(config.model, GPT)
+    assert config.model.num_params() / 1e9 == pytest.approx(billions, rel=3e-4)
+    assert config.model.iteration_flops(config.training.batch_size, True) / 1e15 == pytest.approx(petaflop, rel=3e-4)
+    assert config.model.dtype == "float16"
+    assert (config.cluster.num_devices, config.schedule.num_microbatches, config.layers.num_layers) == (devices, microbatches, layers)
+    assert (config.training.batch_size, config.search.remat, config.launcher.kind) == (1024, RematChoice.ALWAYS, LauncherKind.SLURM)
+    assert config.profiling.source is CostSource.ANALYTIC
+
+
+def test_the_quickstarts_model_is_of_about_a_million_parameters() -> None:
+    model = to_config(composed("+experiment=quickstart")).model
+    assert isinstance(model, GPT)
+    assert model.num_layers >= 4
+    assert 0.7e6 < model.num_params() < 1.5e6
+
+
+def test_words_become_members_and_values_frozen_objects() -> None:
+    config = config_of(
+        "+experiment=quickstart", "mode=dry_run", "schedule=gpipe", "search.remat=never", "launcher.slurm.setup=[module load cuda]"
+    )
+    assert config.mode is Mode.DRY_RUN
+    assert config.schedule.kind is ScheduleKind.GPIPE
+    assert (config.search.remat, config.search.submesh_shapes) == (RematChoice.NEVER, SubmeshShapes.ALL)
+    assert config.launcher.slurm.setup == ("module load cuda",)
+    assert config.model == Stub(vocab=256, sequence=64)
+    with pytest.raises(FrozenInstanceError):
+        config.schedule.num_microbatches = 3  # pyright: ignore[reportAttributeAccessIssue]  # that it fails is the point
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_each_mode_has_its_word(mode: Mode) -> None:
+    assert config_of("+experiment=quickstart", f"mode={mode.value}").mode is mode
+
+
+def test_the_command_line_beats_the_experiment() -> None:
+    config = config_of("+experiment=gpt39b", "cluster.num_nodes=16", "launcher.slurm.partition=gpu")
+    assert (config.cluster.num_devices, config.launcher.slurm.partition) == (128, "gpu")
+
+
+def test_a_written_config_is_read_back_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = tmp_path / "tokens.bin"
+    tokens.write_bytes(b"1234")
+    monkeypatch.chdir(tmp_path)
+    config = config_of(
+        "+experiment=quickstart", "data=token_file", "data.path=tokens.bin", "+launcher.slurm.additional={mem: 0, exclude: n7}"
+    )
+    write_config(config, tmp_path / "config.yaml")
+    monkeypatch.chdir("/")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert (config.data.path, config.runs) == (str(tokens), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("text", ["name: [", "name: 3\ntrainin: 4\n", "training: {batch_size: many}\n", "- 1\n", "\x00", ""])
+def test_a_torn_or_foreign_config_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml|no experiment"):
+        load_config(path)
+
+
+def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml is not there"):
+        load_config(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("mode=ful", "mode=ful .* expected one of: full, plan, dry_run"),
+        ("name=a/b", "name is 'a/b'"),
+        ("training.batch_size=30", "batch_size=30 cannot be cut into .*=8"),
+        ("training.batch_size=0", "training: batch_size is 0"),
+        ("training.learning_rate=0", "training: learning_rate"),
+        ("training.learning_rate=nan", "training: learning_rate"),
+        ("training.weight_decay=-1", "training: weight_decay"),
+        ("data.held_out_fraction=1", "data: held_out_fraction"),
+        ("data.held_out_fraction=0", "needs held-out data"),
+        ("data.path=x", "data: kind stdlib_bytes with path"),
+        ("data=token_file", r"no value: data\.path"),
+        ("schedule.num_microbatches=0", "schedule: num_microbatches is 0"),
+        ("layers.num_layers=0", "layers: num_layers is 0"),
+        ("layers.imbalance=-0.1", "layers: imbalance"),
+        ("search.num_best=0", "search: num_best is 0"),
+        ("search.solver_seconds=0", "search: solver_seconds"),
+        ("search.remat=maybe", r"search\.remat=maybe .* always, never, search"),
+        ("profiling.repeats=0", "profiling: repeats"),
+        ("launcher.max_ranks=0", "launcher: max_ranks"),
+        ("launcher.slurm.time_minutes=-1", r"launcher\.slurm: time_minutes"),
+        ("+launcher.slurm.additional={--mem: 0}", r"launcher\.slurm: additional"),
+        ("cluster.num_nodes=3", "12 devices, but launcher local can start 8 ranks"),
+        ("cluster.num_nodes=0", "cluster: .* at least one node"),
+        ("cluster.device.efficiency=1.5", r"cluster\.device: .*efficiency"),
+        ("cluster.inter_node.bandwidth=0", r"cluster\.inter_node: .*bandwidth"),
+    ],
+)
+def test_bad_values_are_config_errors_that_say_where(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of("+experiment=quickstart", override)
+
+
+def test_dry_run_needs_a_launcher_that_submits() -> None:
+    with pytest.raises(ConfigError, match="launcher=inprocess submits none"):
+        config_of("+experiment=quickstart", "launcher=inprocess", "mode=dry_run")
+
+
+def test_planning_needs_no_ranks() -> None:
+    assert config_of("+experiment=quickstart", "cluster.num_nodes=3", "mode=plan").cluster.num_devices == 12
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model._target_=nowhere.Model"], "nowhere"),
+        (["model._target_=stub_model.Nothing"], "Nothing"),
+        (["model._target_=stub_model.Stub"], "unexpected keyword argument"),
+        (["model._target_=''"], "_target_ is not set"),
+        (["model._target_=stub_model.LossOnly", "~model.vocab", "~model.sequence", *STUB[1:]], "lacks init, batch"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_a_config_error(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)model.*{message}"):
+        to_config(composed("+experiment=quickstart", *overrides))
+
+
+def command(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "alpa_hpc", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_cfg_shows_the_overrides_from_any_folder_and_writes_nothing(tmp_path: Path) -> None:
+    done = command("+experiment=gpt39b", "training.num_steps=77", "mode=plan", "--cfg", "job", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = OmegaConf.create(done.stdout)
+    assert (shown.name, shown.mode, shown.training.num_steps, shown.model.hidden) == ("gpt39b", "plan", 77, 8192)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["+experiment=quickstart", "--cfg", "job"]])
+def test_help_and_cfg_import_no_jax(arguments: list[str], tmp_path: Path) -> None:
+    done = command(*arguments, folder=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert done.returncode == 0
+    assert "alpa_hpc.config" in imported
+    assert not {"jax", "jaxlib", "optax", "mpi4py", "highspy"} & set(imported)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["experiment=quickstart"], r"error: .*\+experiment=quickstart.*gpt39b"),
+        (["experiment="], r"error: .*\+experiment=NAME.*gpt39b"),
+        (["+experiment=gpt40b"], "(?s)gpt40b.*gpt39b"),
+        (["+experiment=quickstart", "cluster=moon"], "(?s)moon.*aws_p3_16xlarge"),
+        (["+experiment=quickstart", "trainin.seed=1"], "trainin"),
+        (["+experiment=quickstart", "training.seed=one"], r"(?s)one.*training\.seed"),
+        ([], "error: no experiment was chosen.*gpt39b"),
+        (["+experiment=quickstart", "training.batch_size=-1"], "error: training: batch_size is -1"),
+        (["+experiment=quickstart", "training.batch_size=-1,-2", "-m"], "(?s)batch_size is -1.*batch_size is -2"),
+    ],
+)
+def test_what_a_user_gets_wrong_ends_with_status_1_and_no_traceback(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = command(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.search(message, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR"])
+def test_the_traceback_can_be_had(variable: str, tmp_path: Path) -> None:
+    done = command("+experiment=quickstart", "training.batch_size=-1", folder=tmp_path, **{variable: "1"})
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "batch_size is -1" in done.stderr
+
+
+def test_configs_and_models_of_the_user_are_found(tmp_path: Path) -> None:
+    model = tmp_path / "configs" / "model" / "mine.yaml"
+    model.parent.mkdir(parents=True)
+    model.write_text("_target_: mine.Mine\nwidth: 3\n")
+    (tmp_path / "mine.py").write_text("class Mine:\n    def __init__(self, width):\n        raise SystemExit(f'made with width {width}')\n")
+    done = command("--config-dir", "configs", "+experiment=quickstart", "model=mine", folder=tmp_path)
+    assert "made with width 3" in done.stderr
+
+
+def test_a_job_that_runs_elsewhere_finds_the_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "code" / "users_package"
+    package.mkdir(parents=True)
+    lines = ["class Mine:", *(f"    def {name}(self, *args): ..." for name in ("init", "loss", "batch"))]
+    (package / "model.py").write_text("\n".join(lines))
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "code"), *sys.path])
+    config = to_config(
+        composed("+experiment=quickstart", *STUB[1:], "~model.vocab", "~model.sequence", "model._target_=users_package.model.Mine")
+    )
+    write_config(config, tmp_path / "config.yaml")
+    there = "import sys, pathlib, alpa_hpc.config as config; print(config.load_config(pathlib.Path(sys.argv[1])).model)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", there, str(tmp_path / "config.yaml")],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "users_package.model.Mine" in done.stdout, done.stderr
+
+
+def test_an_installed_model_needs_no_folder() -> None:
+    assert to_config(composed("+experiment=quickstart")).model_path == ""
