@@ -29,8 +29,9 @@ def check_effects(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
     for position, equation in enumerate(closed.jaxpr.eqns):
         if equation.effects:
             raise TraceError(
-                f"{where}: '{equation.primitive}' has side effects ({', '.join(map(str, equation.effects))}), which a step that is cut into "
-                f"pieces cannot keep in order. Remove debug prints, callbacks and writes from the step.\n{neighbourhood(closed.jaxpr.eqns, position)}"
+                f"{where}: '{equation.primitive}' has side effects ({', '.join(map(str, equation.effects))}), which a step "
+                "that is cut into pieces cannot keep in order. Remove debug prints, callbacks and writes from the step.\n"
+                f"{neighbourhood(closed.jaxpr.eqns, position)}"
             )
     return closed
 

@@ -5,11 +5,34 @@ from collections.abc import Callable, Iterable
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.inline import nested_jaxprs
 
 _FREE = frozenset(
-    {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "convert_element_type", "copy", "transpose", "slice", "bitcast_convert_type"}
-    | {"optimization_barrier", "random_wrap", "random_unwrap", "stop_gradient", "name", "pad", "concatenate", "rev", "gather", "dynamic_slice"}
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "broadcast_in_dim",
+        "iota",
+        "convert_element_type",
+        "copy",
+        "transpose",
+        "slice",
+        "bitcast_convert_type",
+    }
+    | {
+        "optimization_barrier",
+        "random_wrap",
+        "random_unwrap",
+        "stop_gradient",
+        "name",
+        "pad",
+        "concatenate",
+        "rev",
+        "gather",
+        "dynamic_slice",
+    }
 )
 
 
@@ -48,15 +71,15 @@ def jaxpr_flops(jaxpr: Jaxpr) -> int:
 
 def _dot_flops(equation: JaxprEqn) -> int:
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[dim] for dim in contracted)
+    left = aval_of(equation.invars[0]).shape
+    return 2 * math.prod(aval_of(equation.outvars[0]).shape) * math.prod(left[dim] for dim in contracted)
 
 
 def _conv_flops(equation: JaxprEqn) -> int:
-    kernel = equation.invars[1].aval.shape
+    kernel = aval_of(equation.invars[1]).shape
     out_dim = equation.params["dimension_numbers"].rhs_spec[0]
     per_output = math.prod(kernel) // kernel[out_dim]
-    return 2 * math.prod(equation.outvars[0].aval.shape) * per_output
+    return 2 * math.prod(aval_of(equation.outvars[0]).shape) * per_output
 
 
 def _scan_flops(equation: JaxprEqn) -> int:

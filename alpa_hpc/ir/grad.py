@@ -1,19 +1,20 @@
 """A loss function -> its value and gradient; while a step is traced, one equation that holds the loss (the microbatch boundary).
 
-Outside `tracing()`, `value_and_grad` is jax's own. Inside, it binds `loss_gradient_p`: [params, operands] -> [value, aux, gradients], with the loss
-jaxpr [params, operands] -> [value or (sum, count), aux] as a parameter; what the loss closes over becomes operands.
+Outside `tracing()`, `value_and_grad` is jax's own. Inside, it binds `loss_gradient_p`: [params, operands] -> [value, aux, gradients], with
+the loss jaxpr [params, operands] -> [value or (sum, count), aux] as a parameter; what the loss closes over becomes operands.
 """
 
 import contextvars
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray, Tracer, eval_jaxpr
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -63,11 +64,12 @@ _is_tracing: contextvars.ContextVar[bool] = contextvars.ContextVar("alpa_hpc_is_
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> Generator[None]:
     """While open, `value_and_grad` marks the loss instead of differentiating it."""
     token = _is_tracing.set(True)
     try:
-        yield
+        with set_xla_metadata(alpa_hpc="tracing"):  # part of jit's cache key: a step that ran before is traced anew
+            yield
     finally:
         _is_tracing.reset(token)
 
@@ -81,11 +83,13 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Value and gradient of `fun` in its first argument, like `jax.value_and_grad`.
 
-    With `SumCount()` the function returns (sum, count), and what comes back is sum / count and its gradient. `aux` is a pytree prefix of `AuxKind` that
-    says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches.
+    With `SumCount()` the function returns (sum, count), and what comes back is sum / count and its gradient. `aux` is a pytree prefix of
+    `AuxKind` that says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches.
     """
     if argnums != 0:
-        raise TraceError(f"value_and_grad differentiates the first argument, found argnums={argnums}. Put all parameters into the first argument.")
+        raise TraceError(
+            f"value_and_grad differentiates the first argument, found argnums={argnums}. Put all parameters into the first argument."
+        )
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         params, *others = args
@@ -100,7 +104,7 @@ def value_and_grad(
     return wrapped
 
 
-def _differentiate(loss: Callable[[object], object], params: object, has_aux: bool, reduction: Reduction) -> tuple[object, object]:  # noqa: FBT001
+def _differentiate(loss: Callable[[object], Any], params: object, has_aux: bool, reduction: Reduction) -> tuple[object, object]:  # noqa: FBT001
     def mean_loss(first: object) -> object:
         out = loss(first)
         result, extra = out if has_aux else (out, None)
@@ -126,7 +130,9 @@ def _bind(loss: Callable[[object], object], params: object, has_aux: bool, reduc
     return value, jax.tree.unflatten(tree, gradients)
 
 
-def _lift_tracers(closed: ClosedJaxpr, num_params: int, reduction: Reduction, kinds: tuple[AuxKind, ...]) -> tuple[LossBoundary, list[Tracer]]:
+def _lift_tracers(
+    closed: ClosedJaxpr, num_params: int, reduction: Reduction, kinds: tuple[AuxKind, ...]
+) -> tuple[LossBoundary, list[Tracer[Any]]]:
     """Closed-over tracers become operands; arrays stay constants."""
     jaxpr = closed.jaxpr
     pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -154,8 +160,8 @@ def _aux_kinds(extra: object, aux: object) -> tuple[AuxKind, ...]:
         return ()
     if aux is None:
         raise TraceError(
-            f"the loss has {len(leaves)} auxiliary outputs, and it is not said how microbatches join them. Pass value_and_grad(..., aux=...) with "
-            "AuxKind.MEAN, SUM or LAST for each of them."
+            f"the loss has {len(leaves)} auxiliary outputs, and it is not said how microbatches join them. "
+            "Pass value_and_grad(..., aux=...) with AuxKind.MEAN, SUM or LAST for each of them."
         )
     try:
         kinds = jax.tree.leaves(jax.tree.map(lambda kind, part: jax.tree.map(lambda _: kind, part), aux, extra))
@@ -165,7 +171,9 @@ def _aux_kinds(extra: object, aux: object) -> tuple[AuxKind, ...]:
         if not isinstance(kind, AuxKind):
             raise TraceError(f"`aux` must hold AuxKind values, found {kind!r}. Use AuxKind.MEAN, SUM or LAST.")
         if kind is AuxKind.MEAN and not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TraceError(f"an auxiliary mean must be of a floating dtype, found {leaf.dtype}{list(leaf.shape)}. Use AuxKind.SUM, or cast it.")
+            raise TraceError(
+                f"an auxiliary mean must be of a floating dtype, found {leaf.dtype}{list(leaf.shape)}. Use AuxKind.SUM, or cast it."
+            )
     return tuple(kinds)
 
 
@@ -175,7 +183,7 @@ def _evaluate(*operands: jax.Array, boundary: LossBoundary) -> list[jax.Array]:
     count = boundary.num_values
 
     def loss(first: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        outputs = jax.core.eval_jaxpr(boundary.loss.jaxpr, boundary.loss.consts, *first, *others)
+        outputs = eval_jaxpr(boundary.loss.jaxpr, boundary.loss.consts, *first, *others)
         value = outputs[0] if count == 1 else outputs[0] / jax.lax.stop_gradient(outputs[1].astype(outputs[0].dtype))
         return value, outputs[count:]
 
@@ -191,7 +199,9 @@ def _abstract(*operands: ShapedArray, boundary: LossBoundary) -> list[ShapedArra
 
 def _refuse(what: str) -> Callable[..., object]:
     def rule(*_: object, **__: object) -> object:
-        raise TraceError(f"value_and_grad {what}: the loss is the microbatch boundary of the step, so it must be at the top level of the step.")
+        raise TraceError(
+            f"value_and_grad {what}: the loss is the microbatch boundary of the step, so it must be at the top level of the step."
+        )
 
     return rule
 
@@ -201,4 +211,3 @@ loss_gradient_p.def_abstract_eval(_abstract)
 mlir.register_lowering(loss_gradient_p, mlir.lower_fun(_evaluate, multiple_results=True))
 batching.primitive_batchers[loss_gradient_p] = _refuse("is under vmap")
 ad.primitive_jvps[loss_gradient_p] = _refuse("is differentiated again")
-

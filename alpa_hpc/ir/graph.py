@@ -1,12 +1,19 @@
 """A flat list of equations -> ClosedJaxpr, and the few questions asked of such lists (who needs what, who depends on what)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 from jax.typing import ArrayLike
 
 Atom = Var | Literal
 _NAMELESS = DebugInfo("alpa_hpc", "<unknown>", None, None)
+
+
+def aval_of(atom: Atom) -> ShapedArray:
+    """Shape and dtype of an array-valued atom."""
+    return cast("ShapedArray", atom.aval)
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
@@ -34,7 +41,9 @@ def reached(equations: Sequence[JaxprEqn], sources: Iterable[Var]) -> set[Var]:
     return found
 
 
-def assemble(inputs: Sequence[Var], outputs: Sequence[Atom], equations: Sequence[JaxprEqn], constants: Mapping[Var, ArrayLike]) -> ClosedJaxpr:
+def assemble(
+    inputs: Sequence[Var], outputs: Sequence[Atom], equations: Sequence[JaxprEqn], constants: Mapping[Var, ArrayLike]
+) -> ClosedJaxpr:
     """A closed jaxpr of those `equations` that `outputs` need; it holds only the `constants` that are read."""
     kept = needed_equations(equations, outputs)
     read = dict.fromkeys(var for equation in kept for var in variables(equation.invars))
@@ -43,7 +52,9 @@ def assemble(inputs: Sequence[Var], outputs: Sequence[Atom], equations: Sequence
     return closed_jaxpr(inputs, outputs, kept, {var: constants[var] for var in held})
 
 
-def closed_jaxpr(inputs: Sequence[Var], outputs: Sequence[Atom], equations: Sequence[JaxprEqn], constants: Mapping[Var, ArrayLike]) -> ClosedJaxpr:
+def closed_jaxpr(
+    inputs: Sequence[Var], outputs: Sequence[Atom], equations: Sequence[JaxprEqn], constants: Mapping[Var, ArrayLike]
+) -> ClosedJaxpr:
     """A closed jaxpr of exactly these parts."""
     effects = frozenset(effect for equation in equations for effect in equation.effects)
     jaxpr = Jaxpr(list(constants), list(inputs), list(outputs), list(equations), effects, _NAMELESS)

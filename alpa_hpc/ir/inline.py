@@ -4,14 +4,14 @@ Before differentiation only `jit` and `closed_call` may go: a custom_jvp, custom
 inlined last, behind an optimization barrier, so that what it recomputes is not merged with what was computed before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
 from jax.typing import ArrayLike
 
-from alpa_hpc.ir.graph import Atom, assemble
+from alpa_hpc.ir.graph import Atom, assemble, aval_of
 
 CALLS = frozenset({"jit", "closed_call", "core_call"})
 DERIVATIVE_CALLS = CALLS | {"custom_jvp_call", "custom_vjp_call"}
@@ -30,7 +30,7 @@ def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr:
 class Rewriter:
     """Collects the equations of a new flat jaxpr; it owns the new variables and the lifted constants."""
 
-    def __init__(self, calls: frozenset[str], rules: dict[str, Callable[["Rewriter", JaxprEqn, list[Atom]], list[Atom]]]) -> None:
+    def __init__(self, calls: frozenset[str], rules: "Rules") -> None:
         self.calls = calls
         self.rules = rules
         self.equations: list[JaxprEqn] = []
@@ -46,12 +46,13 @@ class Rewriter:
     def emit(self, equation: JaxprEqn, operands: Sequence[Atom]) -> list[Atom]:
         """Append `equation` with new operands and new outputs."""
         outputs = [Var(var.aval) for var in equation.outvars]
-        self.equations.append(equation.replace(invars=list(operands), outvars=outputs))
+        params, effects = equation.params, equation.effects
+        self.equations.append(new_jaxpr_eqn(list(operands), outputs, equation.primitive, params, effects, equation.source_info))
         return list(outputs)
 
     def bind(self, function: Callable[..., object], *operands: Atom) -> list[Atom]:
         """Append the equations of a JAX function applied to `operands`."""
-        traced = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in operands))
+        traced = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(aval_of(atom).shape, aval_of(atom).dtype) for atom in operands))
         return self.run(traced.jaxpr, traced.consts, list(operands))
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[ArrayLike], operands: Sequence[Atom]) -> list[Atom]:
@@ -77,7 +78,10 @@ class Rewriter:
         return self.emit(equation, operands)
 
 
-def rewrite(closed: ClosedJaxpr, calls: frozenset[str], rules: dict[str, Callable[[Rewriter, JaxprEqn, list[Atom]], list[Atom]]]) -> ClosedJaxpr:
+Rules = Mapping[str, Callable[[Rewriter, JaxprEqn, list[Atom]], list[Atom]]]
+
+
+def rewrite(closed: ClosedJaxpr, calls: frozenset[str], rules: Rules) -> ClosedJaxpr:
     """Inline `calls`, replace equations that have a rule, rename everything and drop what no output needs."""
     writer = Rewriter(calls, rules)
     inputs = [Var(var.aval) for var in closed.jaxpr.invars]
@@ -92,7 +96,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def inline_derivative_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline all calls but remat: what may be done after differentiation and before forward and backward are parted."""
-    return rewrite(closed, DERIVATIVE_CALLS, {})
+    return rewrite(closed, DERIVATIVE_CALLS, _IDENTITIES)
 
 
 def inline_all(closed: ClosedJaxpr, *, unguarded: frozenset[Var]) -> ClosedJaxpr:
@@ -100,14 +104,14 @@ def inline_all(closed: ClosedJaxpr, *, unguarded: frozenset[Var]) -> ClosedJaxpr
     writer = Rewriter(ALL_CALLS, {})
     inputs = [Var(var.aval) for var in closed.jaxpr.invars]
     free = {new for new, old in zip(inputs, closed.jaxpr.invars, strict=True) if old in unguarded}
-    writer.rules = {"remat2": lambda w, equation, operands: _inline_remat(w, equation, operands, free)}
+    writer.rules = {**_IDENTITIES, "remat2": lambda w, equation, operands: _inline_remat(w, equation, operands, free)}
     outputs = writer.run(closed.jaxpr, closed.consts, inputs)
     return assemble(inputs, outputs, writer.equations, writer.constants)
 
 
 def inline_update(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline every call, and turn each cond into both branches and a select (what follows the loss is cheap, and is split by parameter)."""
-    return rewrite(closed, ALL_CALLS, {"cond": _select_branches, "add": _add_unless_zero})
+    return rewrite(closed, ALL_CALLS, {**_IDENTITIES, "cond": _select_branches, "add": _add_unless_zero})
 
 
 def _inline_remat(writer: Rewriter, equation: JaxprEqn, operands: list[Atom], free: set[Var]) -> list[Atom]:
@@ -133,9 +137,9 @@ def _select_branches(writer: Rewriter, equation: JaxprEqn, operands: list[Atom])
 
 
 def _add_unless_zero(writer: Rewriter, equation: JaxprEqn, operands: list[Atom]) -> list[Atom]:
-    """x + 0 is x: Python's `sum` starts with a zero, which would make the first parameter's update differ from all others."""
+    """Drop the zero of x + 0: Python's `sum` starts with a zero, which would make the first parameter's update differ from all others."""
     for zero, other in (operands, operands[::-1]):
-        same = (other.aval.shape, other.aval.dtype) == (equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype)
+        same = (aval_of(other).shape, aval_of(other).dtype) == (aval_of(equation.outvars[0]).shape, aval_of(equation.outvars[0]).dtype)
         if isinstance(zero, Literal) and zero.val == 0 and same:
             return [other]
     return writer.emit(equation, operands)
@@ -144,8 +148,7 @@ def _add_unless_zero(writer: Rewriter, equation: JaxprEqn, operands: list[Atom])
 def _select(which: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:
     result = cases[-1]
     for number, case in enumerate(cases[:-1]):
-        at_number = which == number if number else which <= 0
-        result = lax.select_n(at_number, result, case)
+        result = lax.select_n(which == number, result, case)
     return result
 
 
@@ -186,3 +189,10 @@ def _unroll_scan(writer: Rewriter, equation: JaxprEqn, operands: list[Atom]) -> 
 def _stack(*rows: jax.Array) -> jax.Array:
     expanded = [lax.expand_dims(row, [0]) for row in rows]
     return lax.concatenate(expanded, 0)
+
+
+def _operand_itself(_: Rewriter, __: JaxprEqn, operands: list[Atom]) -> list[Atom]:
+    return operands
+
+
+_IDENTITIES = {"stop_gradient": _operand_itself, "name": _operand_itself}  # they mean something to differentiation only

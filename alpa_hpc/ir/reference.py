@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 
 from alpa_hpc.ir.grad import AuxKind, SumCount
 from alpa_hpc.ir.trace import Split, TracedStep
@@ -12,12 +13,11 @@ from alpa_hpc.ir.trace import Split, TracedStep
 def microbatch_inputs(traced: TracedStep, state: object, batch: object) -> list[tuple[jax.Array, ...]]:
     """The microbatch inputs of each microbatch, from the whole state and batch: rows split, keys folded with the microbatch's number."""
     leaves = jax.tree.leaves(state)
-    inputs = jax.core.eval_jaxpr(
+    inputs = eval_jaxpr(
         traced.before.jaxpr, traced.before.consts, *(leaves[leaf] for leaf in traced.before_leaves), *jax.tree.leaves(batch)
     )
     return [
-        tuple(_part(traced, position, whole, number) for position, whole in enumerate(inputs))
-        for number in range(traced.num_microbatches)
+        tuple(_part(traced, position, whole, number) for position, whole in enumerate(inputs)) for number in range(traced.num_microbatches)
     ]
 
 
@@ -45,13 +45,13 @@ def reference_step(traced: TracedStep, state: object, batch: object) -> tuple[ob
         total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
         sums = _gathered(traced, sums, outputs)
     values, gradients = finish(traced, sums, total)
-    results = jax.core.eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *gradients)
+    results = eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *gradients)
     metrics = dict(zip(traced.metric_names, results[len(leaves) :], strict=True))
     return jax.tree.unflatten(traced.state_tree, results[: len(leaves)]), metrics
 
 
 def _loss(traced: TracedStep, params: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-    outputs = jax.core.eval_jaxpr(traced.loss.jaxpr, traced.loss.consts, *params, *inputs)
+    outputs = eval_jaxpr(traced.loss.jaxpr, traced.loss.consts, *params, *inputs)
     return outputs[0], outputs
 
 
@@ -68,5 +68,7 @@ def finish(traced: TracedStep, sums: Sequence[jax.Array], gradients: Sequence[ja
     divisor = sums[1] if isinstance(traced.reduction, SumCount) else jnp.asarray(num_microbatches)
     value = sums[0] / divisor.astype(sums[0].dtype)
     extra = sums[traced.num_values :]
-    aux = [x / jnp.asarray(num_microbatches, x.dtype) if kind is AuxKind.MEAN else x for x, kind in zip(extra, traced.aux_kinds, strict=True)]
+    aux = [
+        x / jnp.asarray(num_microbatches, x.dtype) if kind is AuxKind.MEAN else x for x, kind in zip(extra, traced.aux_kinds, strict=True)
+    ]
     return [value, *aux], [gradient / divisor.astype(gradient.dtype) for gradient in gradients]

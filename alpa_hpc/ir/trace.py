@@ -6,19 +6,19 @@ The step is traced twice: with the whole batch, which gives `before` and `after`
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
-from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import check_effects, short
 from alpa_hpc.ir.grad import AuxKind, LossBoundary, Reduction, SumCount, loss_gradient_p, tracing
-from alpa_hpc.ir.graph import Atom, assemble, constants_of, reached, variables
-from alpa_hpc.ir.inline import inline_calls, nested_jaxprs, rewrite
+from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
+from alpa_hpc.ir.inline import CALLS, inline_calls, nested_jaxprs, rewrite
 
 Step = Callable[[object, object], tuple[object, Mapping[str, object]]]
 
@@ -37,15 +37,15 @@ class TracedStep:
 
     before: [state leaves at `before_leaves`, batch leaves] -> microbatch inputs of the whole batch (keys as raw data)
     loss:   [params, microbatch inputs] -> [value] or [sum, count], then aux leaves; traced with num_rows / B rows
-    after:  [all state leaves, value, aux leaves, gradients] -> [new state leaves, metrics]; value, aux and gradients are those of the whole batch
+    after:  [all state leaves, value, aux leaves, gradients] -> [new state leaves, metrics]; loss results are those of the whole batch
     `params` are the state leaves the loss is differentiated in; `splits` says how each microbatch input is split,
     `key_impls` of which implementation a PRNG key is (empty for what is no key).
     """
 
     num_microbatches: int
     num_rows: int
-    state_tree: PyTreeDef
-    batch_tree: PyTreeDef
+    state_tree: Any
+    batch_tree: Any
     state_names: tuple[str, ...]
     state_avals: tuple[ShapedArray, ...]
     params: tuple[int, ...]
@@ -107,7 +107,7 @@ def trace_step(step: Step, state: object, batch: object, *, num_microbatches: in
         before=before,
         before_leaves=before_leaves,
         splits=splits,
-        key_impls=tuple(_key_impl(atom.aval) if _is_key(atom.aval) else "" for atom in whole.operands),
+        key_impls=tuple(_key_impl(aval_of(atom)) if _is_key(aval_of(atom)) else "" for atom in whole.operands),
         loss=_loss(micro.boundary, whole.boundary),
         reduction=whole.boundary.reduction,
         aux_kinds=whole.boundary.aux_kinds,
@@ -129,12 +129,16 @@ def _num_rows(batch: object, num_microbatches: int) -> int:
     names, leaves = _named_leaves(batch)
     rows = {name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True) if _has_rows(leaf)}
     if not rows:
-        raise TraceError("the batch has no array with rows, so there is nothing to split into microbatches. Pass the batch as second argument.")
+        raise TraceError(
+            "the batch has no array with rows, so there is nothing to split into microbatches. Pass the batch as second argument."
+        )
     if len(set(rows.values())) > 1:
         raise TraceError(f"all arrays of the batch must have the same number of rows (first dim), found {rows}.")
     num_rows = next(iter(rows.values()))
     if num_microbatches < 1 or num_rows % num_microbatches:
-        raise TraceError(f"{num_rows} rows do not divide into {num_microbatches} microbatches. Choose a number of microbatches that divides {num_rows}.")
+        raise TraceError(
+            f"{num_rows} rows do not divide into {num_microbatches} microbatches. Choose a number of microbatches that divides {num_rows}."
+        )
     return num_rows
 
 
@@ -148,14 +152,14 @@ def _with_rows(batch: object, num_rows: int) -> object:
 def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace, tuple[object, object]]:
     with tracing():
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
-    flat = rewrite(closed, frozenset({"jit", "closed_call", "core_call"}), {})
-    check_effects(flat, where="train step")
-    found = [equation for equation in closed_equations(flat) if equation.primitive is loss_gradient_p]
-    hidden = [equation for equation in closed_equations(flat) if any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(equation))]
+    check_effects(closed, where="train step")
+    flat = rewrite(closed, CALLS, {})
+    found = [equation for equation in flat.jaxpr.eqns if equation.primitive is loss_gradient_p]
+    hidden = [equation for equation in flat.jaxpr.eqns if any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(equation))]
     if hidden:
         raise TraceError(
-            f"value_and_grad is under '{hidden[0].primitive}': the loss is the microbatch boundary of the step, so it must be at the top level of "
-            f"the step (a jit around it is fine). Found {short(hidden[0])}"
+            f"value_and_grad is under '{hidden[0].primitive}': the loss is the microbatch boundary, so it must be at the top level "
+            f"of the step (a jit around it is fine). Found {short(hidden[0])}"
         )
     if len(found) != 1:
         raise TraceError(
@@ -165,25 +169,24 @@ def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace,
     return _OuterTrace(flat, found[0], found[0].params["boundary"], len(jax.tree.leaves(state))), shapes
 
 
-def closed_equations(closed: ClosedJaxpr) -> list[JaxprEqn]:
-    """The top-level equations."""
-    return closed.jaxpr.eqns
-
-
 def _holds_gradient(equations: Sequence[JaxprEqn]) -> bool:
     return any(eqn.primitive is loss_gradient_p or any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(eqn)) for eqn in equations)
 
 
-def _check_results(state: object, shapes: tuple[object, object]) -> tuple[str, ...]:
+def _check_results(state: object, shapes: Any) -> tuple[str, ...]:
     if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], Mapping)):
         raise TraceError(f"a train step must return (new_state, metrics) with metrics a dict, found {jax.tree.structure(shapes)}.")
     new_state, metrics = shapes
     if jax.tree.structure(new_state) != jax.tree.structure(state):
-        raise TraceError(f"the new state must have the structure of the state: {jax.tree.structure(state)}, found {jax.tree.structure(new_state)}.")
+        raise TraceError(
+            f"the new state must have the structure of the state: {jax.tree.structure(state)}, found {jax.tree.structure(new_state)}."
+        )
     names, leaves = _named_leaves(state)
     for name, old, new in zip(names, leaves, jax.tree.leaves(new_state), strict=True):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise TraceError(f"state leaf '{name}' changes from {old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}; a step must keep both.")
+            raise TraceError(
+                f"state leaf '{name}' changes from {old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}; a step must keep both."
+            )
     metric_names, metric_leaves = _named_leaves(metrics)
     if len(metric_leaves) != len(metrics):
         raise TraceError(f"metrics must be a flat dict of arrays, found {jax.tree.structure(metrics)}.")
@@ -197,10 +200,15 @@ def _params(trace: _OuterTrace, names: Sequence[str]) -> tuple[int, ...]:
         if isinstance(atom, Literal) or atom not in positions:
             maker = next((eqn for eqn in trace.closed.jaxpr.eqns if atom in eqn.outvars), None)
             source = f"it is made by {short(maker)}" if maker else "it is not part of the state"
-            raise TraceError(f"parameter {number} of the loss must be a leaf of the state, unmodified; {source}. If it is a cast, cast inside the loss instead.")
+            raise TraceError(
+                f"parameter {number} of the loss must be a leaf of the state, unmodified; {source}. "
+                "If it is a cast, cast inside the loss instead."
+            )
         leaf = positions[atom]
         if leaf in params:
-            raise TraceError(f"state leaf '{names[leaf]}' occurs twice in the first argument of the loss. Pass it once and use it twice inside.")
+            raise TraceError(
+                f"state leaf '{names[leaf]}' occurs twice in the first argument of the loss. Pass it once and use it twice inside."
+            )
         params.append(leaf)
     return tuple(params)
 
@@ -214,7 +222,7 @@ def _before(
     tainted = reached(jaxpr.eqns, row_vars)
     _check_same_operands(whole, micro)
     splits = tuple(
-        _split(atom, small.aval, tainted=atom in tainted, num_microbatches=num_microbatches)
+        _split(atom, aval_of(small), tainted=atom in tainted, num_microbatches=num_microbatches)
         for atom, small in zip(whole.operands, micro.operands, strict=True)
     )
     closed = assemble(jaxpr.invars, whole.operands, jaxpr.eqns, constants_of(whole.closed))
@@ -240,17 +248,19 @@ def _check_same_operands(whole: _OuterTrace, micro: _OuterTrace) -> None:
 
 
 def _split(atom: Atom, micro: ShapedArray, *, tainted: bool, num_microbatches: int) -> Split:
-    shape = atom.aval.shape
+    shape = aval_of(atom).shape
     if tainted:
         if len(shape) == 0 or shape[0] != num_microbatches * (micro.shape[0] if micro.shape else 0) or shape[1:] != micro.shape[1:]:
             raise TraceError(
-                f"a value of shape {list(shape)}, computed from the batch before the loss, cannot be split by rows into {num_microbatches} microbatches "
-                f"(a microbatch alone gives {list(micro.shape)}). Compute it inside the loss."
+                f"a value of shape {list(shape)}, computed from the batch before the loss, cannot be split by rows into {num_microbatches} "
+                f"microbatches (a microbatch alone gives {list(micro.shape)}). Compute it inside the loss."
             )
         return Split.ROWS
     if shape != micro.shape:
-        raise TraceError(f"a value read by the loss has shape {list(shape)} with the whole batch and {list(micro.shape)} with a microbatch.")
-    return Split.KEY if jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) else Split.SAME
+        raise TraceError(
+            f"a value read by the loss has shape {list(shape)} with the whole batch and {list(micro.shape)} with a microbatch."
+        )
+    return Split.KEY if jnp.issubdtype(aval_of(atom).dtype, jax.dtypes.prng_key) else Split.SAME
 
 
 def _keys_as_data(closed: ClosedJaxpr, *, outputs: bool) -> ClosedJaxpr:
@@ -259,12 +269,12 @@ def _keys_as_data(closed: ClosedJaxpr, *, outputs: bool) -> ClosedJaxpr:
         return closed
 
     def with_raw_outputs(*args: jax.Array) -> list[jax.Array]:
-        results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+        results = eval_jaxpr(closed.jaxpr, closed.consts, *args)
         return [jax.random.key_data(x) if _is_key(aval) else x for x, aval in zip(results, closed.out_avals, strict=True)]
 
     def with_raw_inputs(*args: jax.Array) -> list[jax.Array]:
         keys = [_wrap(x, aval) if _is_key(aval) else x for x, aval in zip(args, closed.in_avals, strict=True)]
-        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *keys)
+        return eval_jaxpr(closed.jaxpr, closed.consts, *keys)
 
     if outputs:
         return jax.make_jaxpr(with_raw_outputs)(*map(_struct, closed.in_avals))
@@ -296,10 +306,12 @@ def _key_impl(aval: ShapedArray) -> str:
 def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
     if [(aval.shape, aval.dtype) for aval in micro.loss.out_avals] != [(aval.shape, aval.dtype) for aval in whole.loss.out_avals]:
         raise TraceError(
-            f"the outputs of the loss have other shapes with a microbatch ({micro.loss.out_avals}) than with the whole batch ({whole.loss.out_avals}). "
+            f"the outputs of the loss have other shapes with a microbatch ({micro.loss.out_avals}) than with the whole batch "
+            f"({whole.loss.out_avals}). "
             "Auxiliary outputs must not have a dim of the batch: reduce them inside the loss."
         )
-    return check_effects(_keys_as_data(inline_calls(micro.loss), outputs=False), where="loss")
+    check_effects(micro.loss, where="loss")
+    return _keys_as_data(inline_calls(micro.loss), outputs=False)
 
 
 def _after(trace: _OuterTrace) -> ClosedJaxpr:

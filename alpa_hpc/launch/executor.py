@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
+from submitit.slurm import slurm
 
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.locations import job_script
+from alpa_hpc.launch.options import SlurmOptions
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, JobStatus, read_status
 
@@ -89,6 +91,34 @@ def _submit(kind: JobKind, paths: RunPaths, task: int, timeout_seconds: float) -
     executor.update_parameters(timeout_min=minutes, signal_delay_s=0, stderr_to_stdout=True)
     job = executor.submit(become_job_script, kind, str(paths.root), task)
     return Submitted(kind, task, job, deadline=time.monotonic() + timeout_seconds)
+
+
+def slurm_script(kind: JobKind, paths: RunPaths, options: SlurmOptions, num_nodes: int, ranks_per_node: int) -> str:
+    """The batch script with which submitit submits a job: Python itself is the batch shell and no srun stands in between."""
+    flags = {
+        "partition": options.partition or None,
+        "account": options.account or None,
+        "qos": options.qos or None,
+        "constraint": options.constraint or None,
+        "gpus_per_node": options.gpus_per_node or None,
+        "time": options.time_minutes or DEFAULT_MINUTES,
+    }
+    # submitit's executor writes its scripts with this function; asking it directly needs no sbatch on this machine.
+    return slurm._make_sbatch_string(  # noqa: SLF001
+        command=shlex.join(("exec", sys.executable, "-P", str(job_script(kind.value)), str(paths.root))),
+        folder=paths.log_folder(kind),
+        job_name=f"{paths.name}-{kind.value}",
+        nodes=num_nodes,
+        ntasks_per_node=ranks_per_node,
+        stderr_to_stdout=True,
+        setup=list(options.setup) or None,
+        additional_parameters=dict(options.additional) or None,
+        use_srun=False,
+        **flags,
+    )
+
+
+DEFAULT_MINUTES = 60  # where the options leave the time to us; submitit's own default is 5
 
 
 def become_job_script(kind: JobKind, root: str, task: int) -> None:

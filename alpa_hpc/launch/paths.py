@@ -64,6 +64,11 @@ class RunPaths:
         return self.root / "planning.json"
 
     @property
+    def training(self) -> Path:
+        """What the training job measured about itself, for `result`."""
+        return self.root / "training.json"
+
+    @property
     def result(self) -> Path:
         """The figures of the whole run."""
         return self.root / "result.json"

@@ -4,7 +4,9 @@
     subject to          FLOP(layer) <= (1 + imbalance) * max(total / num_layers, largest equation)
                         FLOP(layer) >= total / num_layers / (1 + imbalance), where that can be met
 
-The lower bound is not in the paper: without it the cheapest last layer is the last few scalars of the loss. Ties: smaller sum of C; then, among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern); then smaller variance of FLOP.
+The lower bound is not in the paper: without it the cheapest last layer is the last few scalars of the loss. Ties: smaller sum of C; then,
+among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern); then smaller variance
+of FLOP.
 """
 
 from collections.abc import Sequence

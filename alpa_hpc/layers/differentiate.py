@@ -1,7 +1,7 @@
 """ForwardLayer -> forward, backward and recomputing backward, from one vjp of the layer (paper, section 5.3).
 
-The vjp is traced as one jaxpr and flattened; backward is what depends on a cotangent, forward the rest. What crosses from forward to backward is a
-residual, unless the backward can cheaply make it again: from parameters and constants alone, by widening or moving something
+The vjp is traced as one jaxpr and flattened; backward is what depends on a cotangent, forward the rest. What crosses between them
+is a residual, unless the backward can cheaply make it again: from parameters and constants alone, by widening or moving something
 smaller, or by elementwise arithmetic on what it holds anyway.
 """
 
@@ -12,18 +12,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
+from jax.core import ShapedArray, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.check import check_flat
 from alpa_hpc.ir.flops import aval_bytes
-from alpa_hpc.ir.graph import Atom, assemble, constants_of, reached, variables
+from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import inline_all, inline_derivative_calls
 from alpa_hpc.layers.forward import ForwardLayer
 
-_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "convert_element_type", "copy", "neg", "stop_gradient"})
+_MOVES = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "convert_element_type", "copy", "neg", "stop_gradient"}
+)
 _ARITHMETIC = _MOVES | frozenset(
-    {"add", "sub", "mul", "div", "max", "min", "square", "integer_pow", "select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "sign", "abs"}
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "max",
+        "min",
+        "square",
+        "integer_pow",
+        "select_n",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "and",
+        "or",
+        "not",
+        "sign",
+        "abs",
+    }
     | {"add_any", "iota", "random_wrap", "slice"}
 )
 _MAX_STEPS = 4
@@ -100,7 +123,7 @@ def _trace_vjp(layer: ForwardLayer) -> _Joint:
             inputs = list(arguments)
             for position, value in zip([*range(num_params), *wanted], differentiated, strict=True):
                 inputs[position] = value
-            outputs = jax.core.eval_jaxpr(layer.closed.jaxpr, layer.closed.consts, *inputs)
+            outputs = eval_jaxpr(layer.closed.jaxpr, layer.closed.consts, *inputs)
             return [outputs[position] for position in seeded], outputs
 
         primals = [arguments[position] for position in (*range(num_params), *wanted)]
@@ -147,7 +170,7 @@ def _choose_residuals(joint: _Joint) -> tuple[list[Var], set[Var]]:
 
 def _is_move(equation: JaxprEqn, free: set[Var]) -> bool:
     """Whether the equation only widens or moves one value that is no larger than its result, or makes a PRNG key."""
-    if all(jnp.issubdtype(var.aval.dtype, jax.dtypes.prng_key) for var in equation.outvars):
+    if all(jnp.issubdtype(aval_of(var).dtype, jax.dtypes.prng_key) for var in equation.outvars):
         return True
     reads = [var for var in variables(equation.invars) if var not in free]
     small = sum(aval_bytes(var.aval) for var in reads) <= sum(aval_bytes(var.aval) for var in equation.outvars)
@@ -216,7 +239,7 @@ def _finish(layer: ForwardLayer, num_params: int, backward: ClosedJaxpr) -> Clos
     if not layer.has_loss:
         return flat
     *inputs, seed = flat.jaxpr.invars
-    one = Literal(np.ones((), seed.aval.dtype), ShapedArray((), seed.aval.dtype))
+    one = Literal(np.ones((), aval_of(seed).dtype), ShapedArray((), aval_of(seed).dtype))
 
     def substitute(atoms: Sequence[Atom]) -> list[Atom]:
         return [one if atom is seed else atom for atom in atoms]

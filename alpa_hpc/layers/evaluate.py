@@ -5,6 +5,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
 
 from alpa_hpc.ir.reference import microbatch_inputs
@@ -16,20 +17,28 @@ from alpa_hpc.layers.owners import join_function
 class Pass(Protocol):
     """One way to run a layer forward and backward: with residuals, or recomputing."""
 
-    def __call__(self, layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]) -> list[jax.Array]: ...
+    def __call__(
+        self, layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Cotangents of the inputs that have one, then the gradients of the layer's params."""
+        ...
 
 
 def evaluate(closed: ClosedJaxpr, *arguments: jax.Array) -> list[jax.Array]:
     """The outputs of a closed jaxpr."""
-    return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arguments)
+    return eval_jaxpr(closed.jaxpr, closed.consts, *arguments)
 
 
-def backward_with_residuals(layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]) -> list[jax.Array]:
+def backward_with_residuals(
+    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
+) -> list[jax.Array]:
     """The backward that reads what the forward kept."""
     return evaluate(layer.backward, *reads, *residuals, *cotangents)
 
 
-def backward_with_recomputation(layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], _: Sequence[jax.Array]) -> list[jax.Array]:
+def backward_with_recomputation(
+    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], _: Sequence[jax.Array]
+) -> list[jax.Array]:
     """The backward that runs the forward again."""
     return evaluate(layer.recompute_backward, *reads, *cotangents)
 
@@ -80,7 +89,11 @@ def _microbatch(
 
 
 def _reads(layer: Layer, leaves: Sequence[jax.Array], inputs: Sequence[jax.Array], values: Mapping[int, jax.Array]) -> list[jax.Array]:
-    return [*(leaves[leaf] for leaf in layer.params), *(inputs[position] for position in layer.batch), *(values[value] for value in layer.inputs)]
+    return [
+        *(leaves[leaf] for leaf in layer.params),
+        *(inputs[position] for position in layer.batch),
+        *(values[value] for value in layer.inputs),
+    ]
 
 
 def run_update(
@@ -92,7 +105,12 @@ def run_update(
     before = evaluate(update.shared_before, *shared, *extras)
     partials: dict[int, jax.Array] = {}
     for param in update.params:
-        made = evaluate(param.partials, gradients[param.param], *(leaves[leaf] for leaf in param.leaves), *(before[scalar] for scalar in param.scalars_in))
+        made = evaluate(
+            param.partials,
+            gradients[param.param],
+            *(leaves[leaf] for leaf in param.leaves),
+            *(before[scalar] for scalar in param.scalars_in),
+        )
         for number, value in zip(param.reductions, made, strict=True):
             partials[number] = _join(update.reductions[number], partials[number], value) if number in partials else value
     after = evaluate(update.shared_after, *shared, *extras, *(partials[number] for number in range(len(update.reductions))))
@@ -100,7 +118,9 @@ def run_update(
     for leaf, value in zip(update.shared_leaves, after[update.num_scalars_after :], strict=False):
         new_leaves[leaf] = value
     for param in update.params:
-        made = evaluate(param.update, gradients[param.param], *(leaves[leaf] for leaf in param.leaves), *(after[scalar] for scalar in param.scalars_out))
+        made = evaluate(
+            param.update, gradients[param.param], *(leaves[leaf] for leaf in param.leaves), *(after[scalar] for scalar in param.scalars_out)
+        )
         for leaf, value in zip(param.leaves, made, strict=True):
             new_leaves[leaf] = value
     metrics = after[update.num_scalars_after + len(shared) :]

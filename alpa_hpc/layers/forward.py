@@ -1,6 +1,7 @@
 """Loss jaxpr -> forward layers: runs of its equations, each with what it reads and makes, not yet differentiated.
 
-Equations that depend on parameters and constants alone, and those that make PRNG keys, belong to no layer: each layer that needs one holds a copy.
+Equations that depend on parameters and constants alone, and those that make PRNG keys, belong to no layer: each layer that needs one holds
+a copy.
 """
 
 from collections.abc import Sequence
@@ -8,10 +9,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.flops import aval_bytes, equation_flops
-from alpa_hpc.ir.graph import assemble, constants_of, needed_equations, reached, variables
+from alpa_hpc.ir.graph import assemble, aval_of, constants_of, needed_equations, reached, variables
 from alpa_hpc.ir.key import aval_text, content_key, equation_text
 from alpa_hpc.layers.cluster import Crossing, cluster_equations
 
@@ -47,7 +49,7 @@ class ForwardLayers:
     """All layers, the aval of each value id, and the value ids of the loss outputs (the loss first)."""
 
     layers: tuple[ForwardLayer, ...]
-    values: dict[int, object]
+    values: dict[int, ShapedArray]
     loss_values: tuple[int, ...]
 
 
@@ -63,7 +65,7 @@ class _Loss:
 
 
 def cut_forward(loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float) -> ForwardLayers:
-    """Cut a loss [params, batch] -> outputs (the loss first) into layers by Eq. 6. Raises TraceError if that many layers are not possible."""
+    """Cut a loss [params, batch] -> outputs (the loss first) into layers by Eq. 6. Raises TraceError if it cannot."""
     parts = _by_role(_with_distinct_outputs(loss), num_params)
     flops = [float(equation_flops(equation)) for equation in parts.body]
     cuts = cluster_equations(flops, _crossings(parts), _patterns(parts), num_layers=num_layers, imbalance=imbalance)
@@ -80,7 +82,7 @@ def _with_distinct_outputs(loss: ClosedJaxpr) -> ClosedJaxpr:
     equations = list(jaxpr.eqns)
     for position, atom in enumerate(outputs):
         if isinstance(atom, Literal) or atom not in made or atom in outputs[:position]:
-            [copy] = jax.make_jaxpr(jax.lax.optimization_barrier)(jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)).eqns
+            [copy] = jax.make_jaxpr(jax.lax.optimization_barrier)(jax.ShapeDtypeStruct(aval_of(atom).shape, aval_of(atom).dtype)).eqns
             outputs[position] = Var(copy.outvars[0].aval)
             equations.append(copy.replace(invars=[atom], outvars=[outputs[position]]))
     return assemble(jaxpr.invars, outputs, equations, constants_of(loss))
@@ -97,7 +99,7 @@ def _by_role(loss: ClosedJaxpr, num_params: int) -> _Loss:
     for equation in jaxpr.eqns:
         reads = variables(equation.invars)
         from_weights = all(var in weightlike for var in reads)
-        makes_key = all(jnp.issubdtype(var.aval.dtype, jax.dtypes.prng_key) for var in equation.outvars)
+        makes_key = all(jnp.issubdtype(aval_of(var).dtype, jax.dtypes.prng_key) for var in equation.outvars)
         if outputs.isdisjoint(equation.outvars) and (from_weights or makes_key):
             copied.append(equation)
             if from_weights:
@@ -176,7 +178,7 @@ def _connect(parts: _Loss, runs: Sequence[Sequence[JaxprEqn]]) -> ForwardLayers:
             )
         )
         needed_later.update(cotangents_in)
-    values = {number: var.aval for var, number in ids.items()}
+    values = {number: aval_of(var) for var, number in ids.items()}
     return ForwardLayers(tuple(reversed(layers)), values, tuple(ids[var] for var in variables(jaxpr.outvars)))
 
 
@@ -199,9 +201,10 @@ def _cotangents(parts: _Loss, programs: Sequence[Sequence[JaxprEqn]]) -> list[se
         if any(var in to_loss for var in equation.outvars):
             to_loss.update(var for var in variables(equation.invars) if _is_float(var))
     return [
-        {var for eqn in program if not to_loss.isdisjoint(eqn.outvars) for var in variables(eqn.invars) if var in from_params} for program in programs
+        {var for eqn in program if not to_loss.isdisjoint(eqn.outvars) for var in variables(eqn.invars) if var in from_params}
+        for program in programs
     ]
 
 
 def _is_float(var: Var) -> bool:
-    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
+    return jnp.issubdtype(aval_of(var).dtype, jnp.inexact)

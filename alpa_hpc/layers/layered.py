@@ -10,12 +10,13 @@ from alpa_hpc.layers.update import split_update
 
 
 def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> LayeredStep:
-    """Cut a step into `num_layers` layers whose FLOP exceed the average by at most `imbalance` (a share). Raises TraceError if that is not possible."""
+    """Cut a step into `num_layers` layers with FLOP at most 1 + `imbalance` times the average. Raises TraceError if it cannot."""
     forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance)
     programs: dict[str, Programs] = {}
     layers = tuple(_layer(traced, index, layer, programs) for index, layer in enumerate(forward.layers))
     update = split_update(traced)
     kinds = (*(AuxKind.SUM,) * traced.num_values, *traced.aux_kinds)
+    loss_outputs = tuple(LossOutput(value, _accumulation(kind)) for value, kind in zip(forward.loss_values, kinds, strict=True))
     return LayeredStep(
         num_microbatches=traced.num_microbatches,
         state_names=traced.state_names,
@@ -23,14 +24,15 @@ def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> Laye
         batch_avals=traced.batch_avals,
         values=dict(forward.values),
         layers=layers,
-        loss_outputs=tuple(LossOutput(value, _accumulation(kind)) for value, kind in zip(forward.loss_values, kinds, strict=True)),
+        loss_outputs=loss_outputs,
         update=update,
         metric_names=traced.metric_names,
         key=content_key(
             traced.num_microbatches,
-            [(layer.key, layer.params, layer.batch, layer.inputs, layer.outputs) for layer in layers],
+            [(layer.key, layer.params, layer.batch, layer.inputs, layer.outputs, layer.cotangent_inputs) for layer in layers],
             [(param.key, param.leaves, param.scalars_in, param.scalars_out, param.reductions) for param in update.params],
             [kind.value for kind in update.reductions],
+            [(output.value, output.accumulation.value) for output in loss_outputs],
             update.shared_leaves,
             update.shared_before,
             update.shared_after,
@@ -50,7 +52,9 @@ def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str,
     programs = known[signature]
     return Layer(
         index=index,
-        key=content_key(programs.forward, programs.backward, programs.recompute_backward, len(layer.params), len(layer.batch), len(layer.inputs)),
+        key=content_key(
+            programs.forward, programs.backward, programs.recompute_backward, len(layer.params), len(layer.batch), len(layer.inputs)
+        ),
         params=tuple(traced.params[param] for param in layer.params),
         batch=layer.batch,
         inputs=layer.inputs,

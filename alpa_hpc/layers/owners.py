@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import short
-from alpa_hpc.ir.graph import Atom, variables
+from alpa_hpc.ir.graph import Atom, aval_of, variables
 from alpa_hpc.ir.work import ReductionKind
 
 SHARED = -1
@@ -91,7 +91,7 @@ def _grown(owned: Owned, readers: dict[Var, set[int]], leaf: int) -> int:
         return current
     if new is owned.leaves[leaf]:
         read_by = readers.get(new, set())
-        return next(iter(read_by)) if len(read_by) == 1 and new.aval.shape else SHARED
+        return next(iter(read_by)) if len(read_by) == 1 and aval_of(new).shape else SHARED
     return owned.owner.get(new, SHARED)
 
 
@@ -136,7 +136,9 @@ class _Painter:
 
     def finished(self, owned: Owned) -> Owned:
         """The same with outputs that read reductions where they must."""
-        new_leaves = [self._output(new, owner, name) for new, owner, name in zip(owned.new_leaves, self.leaf_owners, self.state_names, strict=True)]
+        new_leaves = [
+            self._output(new, owner, name) for new, owner, name in zip(owned.new_leaves, self.leaf_owners, self.state_names, strict=True)
+        ]
         metrics = [self._output(atom, SHARED, "a metric") for atom in owned.metrics]
         return Owned(
             gradients=owned.gradients,
@@ -170,7 +172,7 @@ class _Painter:
         """Whether the equation joins scalars of several owners; it then becomes (a part of) a reduction."""
         kind = _JOINS.get(equation.primitive.name)
         [*results] = equation.outvars
-        if kind is None or results[0].aval.shape or (kind is ReductionKind.AND and results[0].aval.dtype != np.bool_):
+        if kind is None or aval_of(results[0]).shape or (kind is ReductionKind.AND and aval_of(results[0]).dtype != np.bool_):
             return False
         operands: list[Var] = []
         for atom in equation.invars:
@@ -189,13 +191,13 @@ class _Painter:
         owners = {self._owner(atom) for atom in equation.invars} - {SHARED}
         if len(owners) <= 1:
             return next(iter(owners), SHARED)
-        large = {self._owner(atom) for atom in equation.invars if isinstance(atom, Var) and atom.aval.size != 1} - {SHARED}
+        large = {self._owner(atom) for atom in equation.invars if isinstance(atom, Var) and aval_of(atom).size != 1} - {SHARED}
         if len(large) <= 1:
             return next(iter(large), SHARED)
         named = ", ".join(f"'{self.state_names[self.params[number]]}'" for number in sorted(large))
         raise TraceError(
-            f"the update mixes parameters {named} in one array: {short(equation)}. Parameters may only be joined by scalars (norms, all-finite); "
-            "write the update tensor by tensor."
+            f"the update mixes parameters {named} in one array: {short(equation)}. Parameters may only be joined by scalars "
+            "(norms, all-finite); write the update tensor by tensor."
         )
 
     def _resolved(self, atom: Atom, reader: int, equation: JaxprEqn) -> Atom:
@@ -209,15 +211,15 @@ class _Painter:
             return atom
         if atom in self.late:
             raise TraceError(
-                f"the update needs a second round of reductions: {short(equation)} joins parameters with a scalar that itself depends on a joined one. "
-                "Compute every norm or check from the gradients, parameters and optimiser state directly."
+                f"the update needs a second round of reductions: {short(equation)} joins parameters with a scalar that itself "
+                "depends on a joined one. Compute every norm or check from the gradients, parameters and optimiser state directly."
             )
-        kind = ReductionKind.AND if atom.aval.dtype == np.bool_ else ReductionKind.SUM
+        kind = ReductionKind.AND if aval_of(atom).dtype == np.bool_ else ReductionKind.SUM
         return self._reduced(atom, kind, (atom,))
 
     def _reduced(self, var: Var, kind: ReductionKind, operands: tuple[Var, ...]) -> Var:
         if var not in self.results:
-            [aval] = jax.make_jaxpr(lambda x: lax.reshape(x, ()))(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)).out_avals
+            [aval] = jax.make_jaxpr(lambda x: lax.reshape(x, ()))(jax.ShapeDtypeStruct(aval_of(var).shape, aval_of(var).dtype)).out_avals
             result = Var(aval)
             self.reductions.append(Reduced(kind, operands, result))
             self.results[var] = self._like(result, var)
@@ -226,9 +228,9 @@ class _Painter:
         return self.results[var]
 
     def _like(self, result: Var, var: Var) -> Var:
-        if not var.aval.shape:
+        if not aval_of(var).shape:
             return result
-        closed = jax.make_jaxpr(lambda x: lax.reshape(x, var.aval.shape))(jax.ShapeDtypeStruct((), var.aval.dtype))
+        closed = jax.make_jaxpr(lambda x: lax.reshape(x, aval_of(var).shape))(jax.ShapeDtypeStruct((), aval_of(var).dtype))
         [equation] = closed.jaxpr.eqns
         shaped = Var(var.aval)
         self.equations.append(equation.replace(invars=[result], outvars=[shaped]))
@@ -239,13 +241,13 @@ class _Painter:
             return atom
         found = self._owner(atom)
         joined = atom in self.joins or found not in (SHARED, owner)
-        if joined and (atom.aval.size != 1 or atom in self.late):
+        if joined and (aval_of(atom).size != 1 or atom in self.late):
             other = self.state_names[self.params[found]]
             raise TraceError(
-                f"{name} gets an array of {atom.aval.dtype}{list(atom.aval.shape)} that belongs to parameter '{other}'. "
-                "A metric must be a scalar computed before any clipping by a joined norm, and a parameter's new value must depend on that parameter."
+                f"{name} gets an array of {aval_of(atom).dtype}{list(aval_of(atom).shape)} that belongs to parameter '{other}'. "
+                "A metric must be a scalar computed before any clipping by a joined norm, and a parameter's new value must depend on it."
             )
         if not joined:
             return atom
-        kind, operands = self.joins.get(atom, (ReductionKind.AND if atom.aval.dtype == np.bool_ else ReductionKind.SUM, (atom,)))
+        kind, operands = self.joins.get(atom, (ReductionKind.AND if aval_of(atom).dtype == np.bool_ else ReductionKind.SUM, (atom,)))
         return self._reduced(atom, kind, operands)

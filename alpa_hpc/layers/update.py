@@ -1,7 +1,8 @@
 """TracedStep -> UpdateStep: what follows the loss, split into one program a parameter, scalar work, and one round of reductions.
 
-Every equation gets an owner: the one parameter that reaches it (through its gradient, itself or its optimiser state), or nobody (`SHARED`). A scalar of
-one owner that another reads, or an add / max / and tree over scalars of several owners, becomes a reduction, whose result is shared.
+Every equation gets an owner: the one parameter that reaches it (by its gradient, itself or its optimiser state), or nobody (`SHARED`).
+A scalar of one owner that another reads, or an add / max / and tree over scalars of several owners, becomes a reduction; its result is
+shared.
 """
 
 from collections.abc import Sequence
@@ -9,15 +10,17 @@ from dataclasses import dataclass
 
 import jax
 from jax import lax
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.typing import ArrayLike
 
 from alpa_hpc.ir.check import check_flat
-from alpa_hpc.ir.graph import Atom, assemble, constants_of, reached, variables
+from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import inline_update
 from alpa_hpc.ir.key import content_key
 from alpa_hpc.ir.reference import finish
 from alpa_hpc.ir.trace import TracedStep
-from alpa_hpc.ir.work import ParamUpdate, ReductionKind, UpdateStep
+from alpa_hpc.ir.work import ParamUpdate, UpdateStep
 from alpa_hpc.layers.owners import SHARED, Owned, Reduced, assign_owners, join_function
 
 
@@ -26,7 +29,7 @@ class _Split:
     """The owned equations and what is derived from them once."""
 
     owned: Owned
-    constants: dict[Var, object]
+    constants: dict[Var, ArrayLike]
     varying: set[Var]
     scalar_inputs: set[Var]
     maker: dict[Var, int]
@@ -60,7 +63,7 @@ def _whole_update(traced: TracedStep) -> ClosedJaxpr:
 
     def run(gradients: Sequence[jax.Array], leaves: Sequence[jax.Array], sums: Sequence[jax.Array]) -> list[jax.Array]:
         values, means = finish(traced, sums, gradients)
-        return jax.core.eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *means)
+        return eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *means)
 
     state = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.state_avals]
     sums = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.loss.out_avals]
@@ -96,7 +99,7 @@ def _is_shared_scalar(split: _Split, var: Var, param: int) -> bool:
         return True
     if split.owned.owner.get(var, SHARED) == param or var not in split.varying:
         return False
-    return var.aval.shape == () and var in split.owned.owner
+    return aval_of(var).shape == () and var in split.owned.owner
 
 
 def _partials(split: _Split, param: int) -> tuple[ClosedJaxpr, list[Var]]:
@@ -122,7 +125,7 @@ def _joined(reduced: Reduced, operands: Sequence[Var]) -> tuple[Var, list[JaxprE
             result = join(result, scalar)
         return result
 
-    closed = jax.make_jaxpr(joined)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in operands))
+    closed = jax.make_jaxpr(joined)(*(jax.ShapeDtypeStruct(aval_of(var).shape, aval_of(var).dtype) for var in operands))
     renamed = dict(zip(closed.jaxpr.invars, operands, strict=True))
 
     def rename(atoms: Sequence[Atom]) -> list[Atom]:

@@ -1,16 +1,18 @@
 """A GPT-2 like language model in plain JAX on one device: parameters and tokens -> mean loss.
 
-Parameters number L * (12 H^2 + 13 H) + V * (H + 1): tied embedding, output bias, no final LayerNorm and no table of positions (they are sinusoids).
+Parameters number L * (12 H^2 + 13 H) + V * (H + 1): tied embedding, output bias, no final LayerNorm, sinusoids as positions.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 Params = dict[str, jax.Array]
+Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class GPT:
     dtype: str = "float32"
     dropout: float = 0.0
 
-    def init(self, key: jax.Array) -> dict[str, object]:
+    def init(self, key: jax.Array) -> Tree:
         """Random float32 parameters: {"blocks": [{...}, ...], "embedding", "output_bias"}."""
         embedding_key, *block_keys = jax.random.split(key, self.num_layers + 1)
         return {
@@ -57,7 +59,7 @@ class GPT:
         """Shapes of a batch: {"tokens": int32 [batch_size, sequence + 1]}."""
         return {"tokens": jax.ShapeDtypeStruct((batch_size, self.sequence + 1), jnp.int32)}
 
-    def loss(self, params: dict[str, object], batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+    def loss(self, params: Tree, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
         """Mean cross-entropy, float32, of each next token; `key` draws the dropout masks (unread if the rate is 0)."""
         tokens = batch["tokens"]
         embedding = params["embedding"].astype(self.dtype)
@@ -91,7 +93,9 @@ class GPT:
 
     def _mlp(self, block: Params, x: jax.Array) -> jax.Array:
         up = lax.dot_general(x, block["up"].astype(x.dtype), (((2,), (0,)), ((), ()))) + block["up_bias"].astype(x.dtype)
-        return lax.dot_general(jax.nn.gelu(up), block["down"].astype(x.dtype), (((2,), (0,)), ((), ()))) + block["down_bias"].astype(x.dtype)
+        return lax.dot_general(jax.nn.gelu(up), block["down"].astype(x.dtype), (((2,), (0,)), ((), ()))) + block["down_bias"].astype(
+            x.dtype
+        )
 
     def _dropped(self, x: jax.Array, keys: list[jax.Array]) -> jax.Array:
         if not keys:

@@ -21,7 +21,7 @@ def plan_to_json(plan: ParallelPlan) -> str:
         "num_devices": plan.num_devices,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
-        "stages": [_stage_to_json(stage) for stage in plan.stages],
+        "stages": [stage_to_json(stage) for stage in plan.stages],
         "strategies": [dict(row) for row in plan.strategy_table],
         "prediction": {
             "iteration_seconds": plan.prediction.iteration_seconds,
@@ -31,7 +31,8 @@ def plan_to_json(plan: ParallelPlan) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _stage_to_json(stage: StagePlan) -> dict[str, Any]:
+def stage_to_json(stage: StagePlan) -> dict[str, Any]:
+    """One stage as plain data."""
     return {
         "layers": [stage.start, stage.stop],
         "submesh": [stage.submesh.num_nodes, stage.submesh.devices_per_node],
@@ -72,13 +73,14 @@ def _plan(document: dict[str, Any]) -> ParallelPlan:
         int(document["num_devices"]),
         int(document["num_microbatches"]),
         str(document["schedule"]),
-        tuple(_stage(stage) for stage in document["stages"]),
+        tuple(stage_from_json(stage) for stage in document["stages"]),
         tuple({str(name): str(label) for name, label in row.items()} for row in document["strategies"]),
         Prediction(float(prediction["iteration_seconds"]), tuple(int(b) for b in prediction["stage_bytes"])),
     )
 
 
-def _stage(stage: dict[str, Any]) -> StagePlan:
+def stage_from_json(stage: dict[str, Any]) -> StagePlan:
+    """One stage from plain data."""
     start, stop = stage["layers"]
     return StagePlan(
         int(start),

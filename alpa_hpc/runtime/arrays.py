@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from alpa_hpc.errors import ProgramError
 from alpa_hpc.runtime.instructions import Layout
+from alpa_hpc.sharding.collectives import AXIS_NAMES
 from alpa_hpc.sharding.spec import Spec
 
 HostArray = np.ndarray[Any, Any]
-AXIS_NAMES: Final = ("x", "y")  # of every mesh: axis 0 (rows), axis 1 (cols)
 ALIGNMENT: Final = 64  # bytes; from here on jax takes a numpy buffer over without a copy
 
 

@@ -9,8 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.runtime.compute_tasks import arriving_tasks
+from alpa_hpc.runtime.compute_tasks import arriving_tasks, score_task, zero_losses_task
 from alpa_hpc.runtime.emit import emit_programs
+from alpa_hpc.runtime.emit_evaluation import emit_evaluation
 from alpa_hpc.runtime.instructions import Buffer, MeshProgram
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule
@@ -29,6 +30,12 @@ class Assembly:
     pipeline: PipelineIO
     programs: tuple[MeshProgram, ...]
 
+    def evaluation_tasks(self, index: int, program: MeshProgram) -> dict[str, StageTask]:
+        """The tasks of mesh `index` that its evaluation `program` runs, by name."""
+        stage, io = self.stages[index], self.pipeline.stages[index]
+        tasks = (zero_losses_task(self.step, stage), score_task(self.step, stage, io), *arriving_tasks(program, io))
+        return {task.name: task for task in tasks}
+
     def tasks(self, index: int) -> dict[str, StageTask]:
         """The tasks of mesh `index`, by name."""
         stage, io = self.stages[index], self.pipeline.stages[index]
@@ -41,9 +48,20 @@ def assemble(step: LayeredStep, stages: Sequence[Stage], schedule: AbstractSched
     return Assembly(step, tuple(stages), pipeline, emit_programs(pipeline, schedule, receive_layout))
 
 
+def evaluation_program(assembly: Assembly, index: int) -> MeshProgram:
+    """The program with which mesh `index` scores a batch."""
+    return emit_evaluation(assembly.pipeline, receive_layout)[index]
+
+
 def compile_tasks(assembly: Assembly, index: int, mesh: Mesh) -> dict[str, Compiled]:
-    """Compile every task that the program of mesh `index` runs."""
+    """Compile every task that the training program of mesh `index` runs."""
     return {name: compile_task(task, mesh) for name, task in assembly.tasks(index).items()}
+
+
+def compile_evaluation(assembly: Assembly, index: int, mesh: Mesh) -> dict[str, Compiled]:
+    """Compile every task that the evaluation program of mesh `index` runs."""
+    tasks = assembly.evaluation_tasks(index, evaluation_program(assembly, index))
+    return {name: compile_task(task, mesh) for name, task in tasks.items()}
 
 
 def place_state(assembly: Assembly, index: int, mesh: Mesh, leaves: Mapping[int, np.ndarray]) -> dict[Buffer, jax.Array]:

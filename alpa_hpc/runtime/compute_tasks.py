@@ -82,6 +82,35 @@ def forward_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
     return StageTask("forward", function, (*reads, *extras), outputs, donated)
 
 
+def score_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
+    """[params, batch, inputs, extras] -> [outputs, extras]: the forward that keeps nothing for a backward."""
+    forward = forward_task(step, stage, io)
+    first, last = len(io.outputs), len(io.outputs) + io.num_residuals
+    kept = forward.outputs[:first] + forward.outputs[last:]
+
+    def function(place: Place) -> LocalFunction:
+        run = forward.function(place)
+
+        def score(*arguments: Local) -> tuple[Local, ...]:
+            results = run(*arguments)
+            return results[:first] + results[last:]
+
+        return score
+
+    return StageTask("score", function, forward.inputs, kept, forward.donated)
+
+
+def zero_losses_task(step: LayeredStep, stage: Stage) -> StageTask:
+    """[] -> loss accumulators, all zero."""
+    outputs = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
+
+    def function(place: Place) -> LocalFunction:
+        del place
+        return lambda: tuple(map(tile_zeros, outputs))
+
+    return StageTask("zero_losses", function, (), outputs)
+
+
 def _named(io: StageIO, groups: list[list[Local]]) -> tuple[Arrays, Arrays, Arrays]:
     return dict(zip(io.params, groups[0], strict=True)), dict(zip(io.batch, groups[1], strict=True)), dict(zip(io.inputs, groups[2], strict=True))
 

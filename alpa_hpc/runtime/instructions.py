@@ -1,6 +1,10 @@
 """The instructions of a mesh program: a closed union of frozen classes."""
 
+import math
 from dataclasses import dataclass
+
+import ml_dtypes as ml_dtypes  # makes numpy know "bfloat16"
+import numpy as np
 
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import ReductionKind
@@ -25,6 +29,11 @@ class Layout:
     dtype: str
     spec: Spec
     mesh: MeshShape
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)

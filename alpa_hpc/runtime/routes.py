@@ -35,6 +35,10 @@ class Route:
     wire: Layout
     tag: int
 
+    def at(self, tag_shift: int) -> "Route":
+        """The same route under a later tag."""
+        return Route(self.way, self.wire, self.tag + tag_shift)
+
     def send(self, microbatch: int) -> Send:
         """The message's Send, for the program of the source."""
         return Send(Buffer(self.way.sent, microbatch), self.way.made, self.wire, self.way.target, self.tag)

@@ -113,8 +113,9 @@ def describe_stage(step: LayeredStep, stages: Sequence[Stage], index: int, share
     params = tuple(dict.fromkeys(p for layer in layers for p in layer.params))
     owned = tuple(program.work.param for chosen in stage.layers for program in chosen.problem.updates)
     made = {v for layer in layers for v in layer.outputs}
-    later = {v for other in stages[index + 1 :] for chosen in other.layers for v in chosen.problem.layer.inputs}
-    wanted = {v for other in stages[index + 1 :] for chosen in other.layers for v in chosen.problem.layer.cotangent_inputs}
+    behind = step.layers[layers[-1].index + 1 :]
+    later = {v for layer in behind for v in layer.inputs}
+    wanted = {v for layer in behind for v in layer.cotangent_inputs}
     inputs = tuple(dict.fromkeys(v for layer in layers for v in layer.inputs if v not in made))
     outputs = tuple(v for layer in layers for v in layer.outputs if v in later)
     cotangent_inputs = tuple(v for v in inputs if any(v in layer.cotangent_inputs for layer in layers))

@@ -1,12 +1,14 @@
 """Stage -> its tasks: forward, backward, reductions and update as functions of one device's tiles, and their compilation.
 
-A task is written once, for one device at a `Place`. Training compiles it inside `shard_map` over the stage's mesh (fully manual: no collective but the
-planned ones); profiling compiles the same function for one lone device. An array that is a partial sum over mesh axes crosses the border of a task with
-one leading dim for each of them, so that each device keeps its summand.
+A task is written once, for one device at a `Place`. Training compiles it inside `shard_map` over the stage's mesh (fully manual: no collective
+but the planned ones); profiling compiles the same function for one lone device. An array that is a partial sum over mesh axes crosses the
+border of a task with one leading dim for each of them, so that each device keeps its summand.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ from jax.stages import Compiled
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import Accumulation, LayeredStep
 from alpa_hpc.runtime.instructions import Layout
-from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.collectives import AXIS_NAMES, MeshCollectives
 from alpa_hpc.sharding.localise import Place
 from alpa_hpc.sharding.spec import Spec
@@ -24,6 +25,8 @@ from alpa_hpc.sharding.spec import Spec
 Argument = Layout | tuple[Layout, ...]  # a buffer: one array, or the accumulators of one gradient
 Local = jax.Array | tuple[jax.Array, ...]
 LocalFunction = Callable[..., tuple[Local, ...]]
+CompilerOptions = Mapping[str, bool | int | float | str]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +40,8 @@ class StageTask:
     donated: tuple[int, ...] = ()
 
 
-def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
-    """Compile a task for all devices of a mesh with axes "x" and "y"."""
+def compile_task(task: StageTask, mesh: Mesh, options: CompilerOptions | None = None) -> Compiled:
+    """Compile a task for all devices of a mesh with axes "x" and "y"; `options` are XLA's."""
     shape = MeshShape(*mesh.devices.shape)
     local = task.function(Place(shape, MeshCollectives()))
 
@@ -48,16 +51,45 @@ def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
         return tuple(_map(_with_summand_dims, layout, value) for layout, value in zip(task.outputs, results, strict=True))
 
     mapped = jax.shard_map(
-        on_tiles, mesh=mesh, in_specs=tuple(map(_border_specs, task.inputs)), out_specs=tuple(map(_border_specs, task.outputs)), check_vma=False
+        on_tiles,
+        mesh=mesh,
+        in_specs=tuple(map(_border_specs, task.inputs)),
+        out_specs=tuple(map(_border_specs, task.outputs)),
+        check_vma=False,
     )
     avals = [_map_layout(lambda layout: border_struct(layout, mesh), layout) for layout in task.inputs]
-    return jax.jit(mapped, donate_argnums=task.donated).lower(*avals).compile()
+    jitted = jax.jit(mapped, donate_argnums=reused_inputs(task))
+    return jitted.lower(*avals).compile(None if options is None else dict(options))
+
+
+def reused_inputs(task: StageTask) -> tuple[int, ...]:
+    """The donated inputs whose memory outputs of the same layouts can take over (jax warns of any other)."""
+    free = [layout for output in task.outputs for layout in _layouts(output)]
+    reused: list[int] = []
+    for position in task.donated:
+        wanted = _layouts(task.inputs[position])
+        left = list(free)
+        if all(_take(left, layout) for layout in wanted):
+            free = left
+            reused.append(position)
+    return tuple(reused)
+
+
+def _take(free: list[Layout], layout: Layout) -> bool:
+    if layout not in free:
+        return False
+    free.remove(layout)
+    return True
+
+
+def _layouts(argument: Argument) -> tuple[Layout, ...]:
+    return (argument,) if isinstance(argument, Layout) else argument
 
 
 def border_struct(layout: Layout, mesh: Mesh) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of a whole array as it crosses task borders."""
     sizes = tuple(layout.mesh.sizes[axis] for axis in layout.spec.partial)
-    return jax.ShapeDtypeStruct((*sizes, *layout.shape), _dtype(layout.dtype), sharding=NamedSharding(mesh, border_spec(layout.spec)))
+    return jax.ShapeDtypeStruct((*sizes, *layout.shape), dtype_of(layout), sharding=NamedSharding(mesh, border_spec(layout.spec)))
 
 
 def border_spec(spec: Spec) -> PartitionSpec:
@@ -66,32 +98,50 @@ def border_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*partial, *(tuple(AXIS_NAMES[axis] for axis in dim) or None for dim in spec.dims))
 
 
-def lone_structs(task: StageTask) -> tuple[object, ...]:
+def lone_structs(task: StageTask) -> tuple[jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...], ...]:
     """Shapes and dtypes of one device's tiles of the inputs."""
     return tuple(_map_layout(_tile_struct, layout) for layout in task.inputs)
 
 
 def _tile_struct(layout: Layout) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(layout.spec.local_shape(layout.shape, layout.mesh), _dtype(layout.dtype))
+    return jax.ShapeDtypeStruct(layout.spec.local_shape(layout.shape, layout.mesh), dtype_of(layout))
 
 
-def _dtype(name: str) -> object:
-    return jax.random.key(0).dtype if name.startswith("key<") else jnp.dtype(name)
+def dtype_of(layout: Layout) -> Any:
+    """The dtype that a layout names; PRNG keys, which numpy does not know, included."""
+    return _key_dtypes()[layout.dtype] if layout.dtype.startswith("key<") else jnp.dtype(layout.dtype)
 
 
-def _border_specs(layout: Argument) -> object:
+@cache
+def _key_dtypes() -> Mapping[str, Any]:
+    dtypes = [jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype for impl in ("threefry2x32", "rbg", "unsafe_rbg")]
+    return {str(dtype): dtype for dtype in dtypes}
+
+
+def _border_specs(layout: Argument) -> PartitionSpec | tuple[PartitionSpec, ...]:
     return _map_layout(lambda one: border_spec(one.spec), layout)
 
 
-def _map_layout(function: Callable[[Layout], object], layout: Argument) -> object:
+def _map_layout(function: Callable[[Layout], Made], layout: Argument) -> Made | tuple[Made, ...]:
     return function(layout) if isinstance(layout, Layout) else tuple(function(one) for one in layout)
 
 
 def _map(function: Callable[[Layout, jax.Array], jax.Array], layout: Argument, value: Local) -> Local:
     if isinstance(layout, Layout):
-        assert not isinstance(value, tuple), "one layout, one array"
-        return function(layout, value)
-    return tuple(function(one, x) for one, x in zip(layout, value, strict=True))
+        return function(layout, one_array(value))
+    return tuple(function(one, x) for one, x in zip(layout, accumulators(value), strict=True))
+
+
+def one_array(value: Local) -> jax.Array:
+    """The array of a buffer that holds one."""
+    assert not isinstance(value, tuple), "one layout, one array"
+    return value
+
+
+def accumulators(value: Local) -> tuple[jax.Array, ...]:
+    """The arrays of a gradient's buffer."""
+    assert isinstance(value, tuple), "a gradient is a tuple of accumulators"
+    return value
 
 
 def _without_summand_dims(layout: Layout, x: jax.Array) -> jax.Array:
@@ -113,20 +163,20 @@ def accumulate(step: LayeredStep, loss_output: int, total: jax.Array, value: jax
 
 def tile_zeros(layout: Layout) -> jax.Array:
     """One device's tile of a zero array."""
-    return jnp.zeros(layout.spec.local_shape(layout.shape, layout.mesh), _dtype(layout.dtype))
+    return jnp.zeros(layout.spec.local_shape(layout.shape, layout.mesh), dtype_of(layout))
 
 
-def split_arguments(arguments: Sequence[Local], counts: Sequence[int]) -> list[list[Local]]:
+def split_arguments(arguments: Sequence[Local], counts: Sequence[int]) -> list[tuple[Local, ...]]:
     """Cut positional arguments into consecutive groups."""
-    groups: list[list[Local]] = []
+    groups: list[tuple[Local, ...]] = []
     start = 0
     for count in counts:
-        groups.append(list(arguments[start : start + count]))
+        groups.append(tuple(arguments[start : start + count]))
         start += count
     assert start == len(arguments), f"{len(arguments)} arguments, expected {start}"
     return groups
 
 
-TaskTable = Mapping[str, StageTask]
-
-__all__ = ["Argument", "Local", "Stage", "StageTask", "TaskTable", "accumulate", "border_struct", "compile_task", "lone_structs", "split_arguments", "tile_zeros"]
+def arrays(values: Sequence[Local]) -> list[jax.Array]:
+    """A group of arguments each of which is one array."""
+    return [one_array(value) for value in values]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
+from alpa_hpc.ir.graph import aval_of, constants_of
 from alpa_hpc.sharding.assignment import EquationPlan
 from alpa_hpc.sharding.build import LayerProblem, Program
 from alpa_hpc.sharding.graph import FREE
@@ -92,7 +93,7 @@ def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.A
             continue
         plan = record.plans[0 if record.node == FREE else chosen.choices[record.node]]
         operands = [
-            jnp.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else tiles.get(tensor, spec)
+            jnp.asarray(atom.val, aval_of(atom).dtype) if isinstance(atom, Literal) else tiles.get(tensor, spec)
             for atom, tensor, spec in zip(eqn.invars, record.operands, plan.operands, strict=True)
         ]
         results = run_local(eqn, plan, operands, place)
@@ -103,14 +104,15 @@ def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.A
 
 
 def _put_constants(program: Program, tiles: _Tiles) -> None:
-    first_free = {var: const for var, const in zip(program.jaxpr.jaxpr.constvars, program.jaxpr.consts, strict=True)}
-    for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
-        for atom, tensor in zip(eqn.invars, record.operands, strict=True):
-            if not isinstance(atom, Literal) and atom in first_free and tensor not in tiles.known:
-                tiles.put(tensor, tiles.chosen.spec(tensor), jnp.asarray(first_free[atom]))
-    for atom, tensor in zip(program.jaxpr.jaxpr.outvars, program.outputs, strict=True):
-        if not isinstance(atom, Literal) and atom in first_free and tensor not in tiles.known:
-            tiles.put(tensor, tiles.chosen.spec(tensor), jnp.asarray(first_free[atom]))
+    constants = constants_of(program.jaxpr)
+    flat = program.jaxpr.jaxpr
+    reads = [(flat.outvars, program.outputs)] + [
+        (eqn.invars, record.operands) for eqn, record in zip(flat.eqns, program.records, strict=True)
+    ]
+    for atoms, tensors in reads:
+        for atom, tensor in zip(atoms, tensors, strict=True):
+            if not isinstance(atom, Literal) and atom in constants and tensor not in tiles.known:
+                tiles.put(tensor, tiles.chosen.spec(tensor), jnp.asarray(constants[atom]))
 
 
 def _barrier(tensors: tuple[int, ...], tiles: _Tiles, chosen: ChosenLayer) -> None:
@@ -132,5 +134,5 @@ def _output(program: Program, position: int, tiles: _Tiles, chosen: ChosenLayer)
     tensor = program.outputs[position]
     atom = program.jaxpr.jaxpr.outvars[position]
     if isinstance(atom, Literal):
-        return jnp.broadcast_to(jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape)
+        return jnp.broadcast_to(jnp.asarray(atom.val, aval_of(atom).dtype), aval_of(atom).shape)
     return tiles.get(tensor, chosen.spec(tensor))

@@ -1,27 +1,87 @@
-"""One strategy of one operator: mesh axes given to the factors of its rule, and the specs that follow."""
+"""The strategies of one operator: mesh axes given to the factors of its rule, and the specs that follow (paper, section 4.1).
+
+All strategies of an operator stand in one `PlanTable`. It depends on the rule and the mesh's shape alone, so equal operators share it.
+"""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.sharding.spec import AXES, Spec, split_of
+from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule
 
 NONE = -1
 Assignment = tuple[int, int]  # factor split over axis 0, factor split over axis 1 (NONE = the axis repeats the work)
+WHOLE: Assignment = (NONE, NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class EquationPlan:
     """How one equation runs: the specs its operands must have, and what its results have right after it.
 
-    `combined` = axes over which a result that is no sum (a maximum) is joined at once; sums are left partial in `raw`. `split` = over how many
-    devices the work is divided.
+    `combined` = axes over which a result that is no sum (a maximum) is joined at once; sums are left partial in `raw`. `split` = over how
+    many devices the work is divided.
     """
 
     operands: tuple[Spec, ...]
     raw: tuple[Spec, ...]
     combined: tuple[tuple[int, Combine], ...]
     split: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanTable:
+    """The plans an equation chooses from, and the same by columns: `operands[i][k]` = spec of operand i in plan k, likewise for results.
+
+    `finished` = specs of the results once the sums that the operator itself makes are complete (those its operands brought along stay).
+    """
+
+    labels: tuple[str, ...]
+    plans: tuple[EquationPlan, ...]
+    operands: tuple[SpecList, ...]
+    raw: tuple[SpecList, ...]
+    finished: tuple[SpecList, ...]
+
+
+@lru_cache(maxsize=4096)
+def own_plans(rule: OpRule, mesh: MeshShape) -> PlanTable:
+    """Every way to split an operator."""
+    options = assignments(rule, mesh)
+    return _table(rule, tuple(assignment_label(option) for option in options), tuple(plan_of(rule, option, mesh) for option in options))
+
+
+@lru_cache(maxsize=4096)
+def whole_plan(rule: OpRule, mesh: MeshShape) -> PlanTable:
+    """The one plan of an operator that every device runs whole."""
+    return _table(rule, ("whole",), (plan_of(rule, WHOLE, mesh),))
+
+
+@lru_cache(maxsize=16384)
+def following_plans(rule: OpRule, operand: int, specs: SpecList, mesh: MeshShape) -> PlanTable | None:
+    """Plan k keeps operand number `operand` in `specs[k]`; None when the operator cannot take one of them so."""
+    plans: dict[Spec, EquationPlan] = {}
+    for spec in dict.fromkeys(specs):
+        plan = following(rule, operand, spec, mesh)
+        if plan is None:
+            return None
+        plans[spec] = plan
+    return _table(rule, tuple(map(str, specs)), tuple(plans[spec] for spec in specs))
+
+
+def _table(rule: OpRule, labels: tuple[str, ...], plans: tuple[EquationPlan, ...]) -> PlanTable:
+    return PlanTable(
+        labels,
+        plans,
+        tuple(tuple(plan.operands[i] for plan in plans) for i in range(len(rule.operands))),
+        tuple(tuple(plan.raw[i] for plan in plans) for i in range(len(rule.results))),
+        tuple(tuple(_finished(plan, i) for plan in plans) for i in range(len(rule.results))),
+    )
+
+
+def _finished(plan: EquationPlan, position: int) -> Spec:
+    raw = plan.raw[position]
+    brought = {axis for operand in plan.operands for axis in operand.partial}
+    return Spec(raw.dims, tuple(axis for axis in raw.partial if axis in brought))
 
 
 def assignments(rule: OpRule, mesh: MeshShape) -> tuple[Assignment, ...]:
@@ -49,14 +109,14 @@ def plan_of(rule: OpRule, assignment: Assignment, mesh: MeshShape, partial: tupl
                 sums.append(axis)
             else:
                 combined.append((axis, combine))
-    operands = tuple(Spec(_dims(dims, axes_of), partial if dims else ()) for dims in rule.operands)
+    operands = tuple(Spec(_dims(dims, axes_of), partial) for dims in rule.operands)
     raw = tuple(Spec(_dims(dims, axes_of), tuple(sorted(sums))) for dims in rule.results)
     used = [axis for axes in axes_of.values() for axis in axes]
     return EquationPlan(operands, raw, tuple(combined), split_of(tuple(used), mesh))
 
 
 def _dims(dims: tuple[int, ...], axes_of: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(() if factor == UNSPLIT else axes_of.get(factor, ()) for factor in dims)
+    return tuple([() if factor == UNSPLIT else axes_of.get(factor, ()) for factor in dims])
 
 
 def following(rule: OpRule, operand: int, spec: Spec, mesh: MeshShape) -> EquationPlan | None:

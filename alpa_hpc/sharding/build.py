@@ -1,19 +1,22 @@
 """Layer + its parameters' update -> LayerProblem: one sharding problem over forward, backward, accumulation and update (DESIGN 7.2).
 
-Forward and backward count once a microbatch, synchronisation and update once an iteration. Values that cross the layer's border are spec nodes of
-their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
+Forward and backward count once a microbatch, synchronisation and update once an iteration. Values that cross the layer's border are spec
+nodes of their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
+from alpa_hpc.ir.graph import Atom
 from alpa_hpc.ir.work import Layer, ParamUpdate
 from alpa_hpc.sharding.equation_work import NO_WORK, equation_work
 from alpa_hpc.sharding.graph import FREE, EquationRecord, Graph, Tensor, add_equation, operand_tensors
-from alpa_hpc.sharding.pricing import MeshPrices, SpecList, all_specs
+from alpa_hpc.sharding.pricing import MeshPrices, all_specs
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.spec import replicated
+from alpa_hpc.sharding.strategies.rule import shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateProgram:
-    """A parameter's update in the problem. `gradient` and `leaves` are tensors in the spec of the update (the first leaf is the parameter)."""
+    """A parameter's update in the problem; `gradient` and `leaves` (the parameter first) are tensors in the spec of the update."""
 
     work: ParamUpdate
     gradient: int
@@ -49,7 +52,7 @@ class UpdateProgram:
 class LayerProblem:
     """The problem of one layer on one mesh, and what its tensors and nodes stand for.
 
-    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas[i]` = tensor in which the new value of a parameter owned elsewhere arrives.
+    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = (parameter owned elsewhere, tensor in which its new value arrives).
     """
 
     layer: Layer
@@ -80,45 +83,53 @@ class LayerProblem:
 def build_layer(
     layer: Layer, updates: tuple[ParamUpdate, ...], loss_values: frozenset[int], prices: MeshPrices, *, remat: bool, num_microbatches: int
 ) -> LayerProblem:
-    """The sharding problem of `layer` on the mesh of `prices`; `updates` belong to the parameters it owns, `loss_values` are results of the loss."""
+    """The sharding problem of `layer` on the mesh of `prices`.
+
+    `updates` are those of the parameters it owns, `loss_values` the values that are results of the loss: each device holds these whole.
+    """
     graph = Graph(prices)
     draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches))
     forward = draft.forward()
     backward, gradients = draft.backward(forward, layer.recompute_backward if remat else layer.backward, remat=remat)
-    for position, param in enumerate(layer.params):
-        graph.hold(draft.params[position], inflight=False)
-        graph.hold(gradients[position], inflight=False)
-        assert param >= 0, "parameters are state leaves"
+    for tensor in (*draft.params, *gradients):
+        graph.hold(tensor, inflight=False)
+    programs, replicas = _updates(graph, layer, updates, draft.params, gradients)
+    assert len(forward.outputs) >= len(layer.outputs), "forward gives outputs, then residuals"
+    return LayerProblem(
+        layer=layer,
+        remat=remat,
+        problem=graph.problem(),
+        labels=tuple(node.labels for node in graph.nodes),
+        tensors=tuple(graph.tensors),
+        params=draft.params,
+        batch=draft.batch,
+        gradients=gradients,
+        inputs=draft.inputs,
+        outputs=draft.outputs,
+        cotangent_inputs=draft.cotangent_inputs,
+        cotangent_outputs=draft.cotangent_outputs,
+        residuals=() if remat else forward.outputs[len(layer.outputs) :],
+        forward=forward,
+        backward=backward,
+        updates=programs,
+        replicas=replicas,
+    )
+
+
+def _updates(
+    graph: Graph, layer: Layer, updates: tuple[ParamUpdate, ...], params: tuple[int, ...], gradients: tuple[int, ...]
+) -> tuple[tuple[UpdateProgram, ...], tuple[tuple[int, int], ...]]:
+    """The updates of owned parameters, and where the new values of the others arrive."""
     owned = {work.param: work for work in updates}
     programs: list[UpdateProgram] = []
     replicas: list[tuple[int, int]] = []
     for position, param in enumerate(layer.params):
+        tensor, gradient = params[position], gradients[position]
         if param in owned:
-            programs.append(_update(graph, f"update.{position}", owned[param], draft.params[position], gradients[position]))
+            programs.append(_update(graph, f"update.{position}", owned[param], tensor, gradient))
         else:
-            replicas.append((param, _replica(graph, f"replica.{position}", draft.params[position], gradients[position])))
-    num_residuals = len(forward.outputs) - len(layer.outputs)
-    residuals = () if remat else forward.outputs[len(layer.outputs) :]
-    assert num_residuals >= 0, "forward gives outputs, then residuals"
-    return LayerProblem(
-        layer,
-        remat,
-        graph.problem(),
-        tuple(node.labels for node in graph.nodes),
-        tuple(graph.tensors),
-        draft.params,
-        draft.batch,
-        gradients,
-        draft.inputs,
-        draft.outputs,
-        draft.cotangent_inputs,
-        draft.cotangent_outputs,
-        residuals,
-        forward,
-        backward,
-        tuple(programs),
-        tuple(replicas),
-    )
+            replicas.append((param, _replica(graph, f"replica.{position}", tensor, gradient)))
+    return tuple(programs), tuple(replicas)
 
 
 class _LayerDraft:
@@ -133,16 +144,15 @@ class _LayerDraft:
         by_value = dict(zip(layer.inputs, invars[first_input:], strict=True))
         self.inputs = self._ports("input", by_value)
         self.cotangent_inputs = self._ports("input_cotangent", {v: by_value[v] for v in layer.cotangent_inputs})
-        results: dict[int, Var] = dict(zip(layer.outputs, layer.forward.jaxpr.outvars, strict=False))  # type: ignore[arg-type]
+        results = dict(zip(layer.outputs, layer.forward.jaxpr.outvars, strict=False))
         self.outputs = self._ports("output", results, loss_values)
         self.cotangent_outputs = self._ports("output_cotangent", {v: results[v] for v in layer.cotangent_outputs})
 
-    def _ports(self, kind: str, variables: dict[int, Var], whole: frozenset[int] = frozenset()) -> tuple[Port, ...]:
+    def _ports(self, kind: str, variables: Mapping[int, Atom], whole: frozenset[int] = frozenset()) -> tuple[Port, ...]:
         ports: list[Port] = []
         for position, (value, var) in enumerate(variables.items()):
-            specs: SpecList = all_specs(tuple(var.aval.shape), self.graph.prices.mesh)  # type: ignore[attr-defined]
-            if value in whole:
-                specs = (replicated(len(var.aval.shape)),)  # type: ignore[attr-defined]
+            shape = shape_of(var)
+            specs = (replicated(len(shape)),) if value in whole else all_specs(shape, self.graph.prices.mesh)
             ports.append(Port(value, self.graph.add_source(f"{kind}.{position}", var, specs=specs)))
         return tuple(ports)
 
@@ -199,7 +209,7 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
     """The update runs where one node says; the gradient comes there once (reduce-scatter), the new weight leaves once (all-gather)."""
     first_leaf = 1
     invars = work.update.jaxpr.invars
-    shape = tuple(invars[first_leaf].aval.shape)  # type: ignore[attr-defined]
+    shape = shape_of(invars[first_leaf])
     specs = all_specs(shape, graph.prices.mesh)
     node = graph.add_node(name, [str(spec) for spec in specs])
     gradient_here = graph.add_tensor(invars[0], node, specs)
@@ -208,8 +218,7 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
     graph.require(param, node, specs, 1.0)
     leaves = [param_here]
     for var in invars[first_leaf + 1 : first_leaf + len(work.leaves)]:
-        same = tuple(var.aval.shape) == shape  # type: ignore[attr-defined]
-        leaf = graph.add_tensor(var, node, specs) if same else graph.free_tensor(var)
+        leaf = graph.add_tensor(var, node, specs) if shape_of(var) == shape else graph.free_tensor(var)
         graph.hold(leaf, inflight=False)
         leaves.append(leaf)
     partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves))

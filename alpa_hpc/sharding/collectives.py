@@ -1,10 +1,10 @@
 """The collectives of a device, and their stand-ins that keep shapes and memory traffic but talk to nobody.
 
-Programs are written against `AbstractCollectives`: training runs them inside `shard_map` with `MeshCollectives`; profiling a device's own work runs
-the same program with `LoneCollectives` on one device (DESIGN 7.12).
+Programs are written against `AbstractCollectives`: training runs them inside `shard_map` with `MeshCollectives`; profiling a device's own work
+runs the same program with `LoneCollectives` on one device (DESIGN 7.12).
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import lax
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.strategies.rule import Combine
 
-AXIS_NAMES = ("x", "y")
+AXIS_NAMES: Final = ("x", "y")  # of every mesh: axis 0 (rows), axis 1 (cols)
 
 
 class AbstractCollectives(Protocol):

@@ -1,21 +1,28 @@
-"""FLOP and memory traffic of the equations of a flat jaxpr, under a simple model of what XLA fuses.
+"""Equations of a flat jaxpr -> their rule, FLOP and memory traffic, under a simple model of what XLA fuses.
 
-A contraction reads its operands and writes its result. Everything elementwise is fused into its readers, so it moves bytes only where its result must
-exist: read by a contraction or leaving the program. A reduction reads its operand once.
+A contraction reads its operands and writes its result. Everything elementwise is fused into its readers, so it moves bytes only where its
+result must exist: read by a contraction or leaving the program. A reduction reads its operand once.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
-import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from alpa_hpc.ir.graph import Atom, aval_of
 from alpa_hpc.sharding.strategies.registry import CONTRACTIONS, rule_of
+from alpa_hpc.sharding.strategies.rule import OpRule, shape_of
 
 
 @dataclass(frozen=True, slots=True)
 class EquationWork:
-    """`may_stay_partial`: only linear operators stand between the result and a gradient, so its sum may wait until the end of the iteration."""
+    """`rule` = None: runs whole on every device. `may_stay_partial`: only linear operators stand between the result and a gradient.
 
+    So its sum may wait until the end of the iteration; `gradient_reduction` marks the reductions for which that pays.
+    """
+
+    rule: OpRule | None
     flop: float
     num_bytes: float
     itemsize: int
@@ -23,35 +30,45 @@ class EquationWork:
     may_stay_partial: bool
 
 
-NO_WORK = EquationWork(0.0, 0.0, 4, gradient_reduction=False, may_stay_partial=False)
+NO_WORK = EquationWork(None, 0.0, 0.0, 4, gradient_reduction=False, may_stay_partial=False)
 
 
+@lru_cache(maxsize=512)
 def equation_work(jaxpr: Jaxpr, gradients: frozenset[Var]) -> tuple[EquationWork, ...]:
     """Work of each equation; `gradients` are the variables that are accumulated over microbatches."""
-    exist = _must_exist(jaxpr)
+    rules = [rule_of(eqn) for eqn in jaxpr.eqns]
+    exist = _must_exist(jaxpr, rules)
     waiting = _only_linear_to(jaxpr, gradients)
-    return tuple(_work(eqn, exist, waiting) for eqn in jaxpr.eqns)
+    return tuple(_work(eqn, rule, exist, waiting) for eqn, rule in zip(jaxpr.eqns, rules, strict=True))
 
 
-def _work(eqn: JaxprEqn, exist: frozenset[Var], waiting: frozenset[Var]) -> EquationWork:
+def _work(eqn: JaxprEqn, rule: OpRule | None, exist: frozenset[Var], waiting: frozenset[Var]) -> EquationWork:
     stays = all(var in waiting for var in eqn.outvars)
     name = eqn.primitive.name
+    read = float(sum(map(_bytes, eqn.invars)))
     written = float(sum(_bytes(var) for var in eqn.outvars if var in exist))
+    itemsize = itemsize_of(eqn.outvars[0])
+    is_gradient = stays and name == "reduce_sum"
     if name == "dot_general":
-        read = sum(_bytes(atom) for atom in eqn.invars)
-        return EquationWork(_dot_flop(eqn), read + _bytes(eqn.outvars[0]), _itemsize(eqn.invars[0]), gradient_reduction=False, may_stay_partial=stays)
-    if name in CONTRACTIONS:
-        return EquationWork(0.0, 2.0 * _bytes(eqn.invars[-1] if name == "scatter-add" else eqn.outvars[0]), 4, gradient_reduction=False, may_stay_partial=stays)
-    if name.startswith(("reduce_", "arg", "cum")) or rule_of(eqn) is None:
-        read = float(sum(_bytes(atom) for atom in eqn.invars))
-        return EquationWork(0.0, read + written, _itemsize(eqn.outvars[0]), gradient_reduction=stays and name == "reduce_sum", may_stay_partial=stays)
-    return EquationWork(0.0, written, _itemsize(eqn.outvars[0]), gradient_reduction=False, may_stay_partial=stays)
+        flop, moved, itemsize = _dot_flop(eqn), read + _bytes(eqn.outvars[0]), itemsize_of(eqn.invars[0])
+    elif name in CONTRACTIONS:
+        flop, moved, itemsize = 0.0, 2.0 * _bytes(eqn.invars[-1] if name == "scatter-add" else eqn.outvars[0]), 4
+    elif name.startswith(("reduce_", "arg", "cum")) or rule is None:
+        flop, moved = 0.0, read + written
+    else:
+        flop, moved = 0.0, written
+    return EquationWork(rule, flop, moved, itemsize, gradient_reduction=is_gradient, may_stay_partial=stays)
 
 
-def _must_exist(jaxpr: Jaxpr) -> frozenset[Var]:
+def must_exist(jaxpr: Jaxpr) -> frozenset[Var]:
+    """Variables that must lie in memory: read by a contraction or leaving the program."""
+    return _must_exist(jaxpr, [rule_of(eqn) for eqn in jaxpr.eqns])
+
+
+def _must_exist(jaxpr: Jaxpr, rules: list[OpRule | None]) -> frozenset[Var]:
     exist = {var for var in jaxpr.outvars if isinstance(var, Var)}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in CONTRACTIONS or rule_of(eqn) is None:
+    for eqn, rule in zip(jaxpr.eqns, rules, strict=True):
+        if eqn.primitive.name in CONTRACTIONS or rule is None:
             exist.update(atom for atom in eqn.invars if isinstance(atom, Var))
     return frozenset(exist)
 
@@ -71,7 +88,7 @@ def _only_linear_to(jaxpr: Jaxpr, gradients: frozenset[Var]) -> frozenset[Var]:
     for eqn in reversed(jaxpr.eqns):
         for var in eqn.outvars:
             users = readers.get(var, [])
-            passes = all(u.primitive.name in LINEAR_PATH and all(out in waiting for out in u.outvars) for u in users)
+            passes = all(user.primitive.name in LINEAR_PATH and all(out in waiting for out in user.outvars) for user in users)
             if var not in left and passes and (users or var in gradients):
                 waiting.add(var)
             elif users and not passes:
@@ -81,13 +98,14 @@ def _only_linear_to(jaxpr: Jaxpr, gradients: frozenset[Var]) -> frozenset[Var]:
 
 def _dot_flop(eqn: JaxprEqn) -> float:
     (contract, _), _ = eqn.params["dimension_numbers"]
-    depth = float(np.prod([eqn.invars[0].aval.shape[d] for d in contract], dtype=np.float64))
-    return 2.0 * depth * float(np.prod(eqn.outvars[0].aval.shape, dtype=np.float64))
+    shape = shape_of(eqn.invars[0])
+    return 2.0 * float(prod(shape[d] for d in contract)) * float(prod(shape_of(eqn.outvars[0])))
 
 
-def _bytes(atom: Var | Literal) -> float:
-    return float(np.prod(atom.aval.shape, dtype=np.float64)) * _itemsize(atom)
+def _bytes(atom: Atom) -> float:
+    return float(prod(shape_of(atom))) * itemsize_of(atom)
 
 
-def _itemsize(atom: Var | Literal) -> int:
-    return int(getattr(atom.aval.dtype, "itemsize", 8))
+def itemsize_of(atom: Atom) -> int:
+    """Bytes an element; a PRNG key counts as 8."""
+    return int(getattr(aval_of(atom).dtype, "itemsize", 8))

@@ -1,7 +1,7 @@
 """One equation on one device: the same primitive with the shapes of this device's tiles.
 
-Most primitives take their shapes from their operands; those that carry shapes in their parameters, or that must know where the device's tile lies,
-have an entry in `LOCAL`. Sums over split factors are left partial (paper, section 4.1); `apply.py` finishes them.
+Most primitives take their shapes from their operands; those that carry shapes in their parameters, or that must know where the device's tile
+lies, have an entry in `LOCAL`. Sums over split factors are left partial (paper, section 4.1); `apply.py` finishes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,20 +86,42 @@ def _gather(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array], pl
     table, indices = operands
     numbers = eqn.params["dimension_numbers"]
     whole = shape_of(eqn.invars[0])
-    sizes = tuple(
-        local if cut == size else cut for cut, size, local in zip(eqn.params["slice_sizes"], whole, table.shape, strict=True)
-    )
+    sizes = tuple(local if cut == size else cut for cut, size, local in zip(eqn.params["slice_sizes"], whole, table.shape, strict=True))
     looked_up = single_lookup_dim(numbers.start_index_map, numbers.collapsed_slice_dims)
     axes = plan.operands[0].dims[looked_up] if looked_up is not None else ()
     if not axes:
         return bind(eqn, operands, {"slice_sizes": _kept_cuts(eqn, sizes, looked_up)})
     assert looked_up is not None, "a split lookup dim exists"
     rows = table.shape[looked_up]
+    indices = _clamped(eqn, indices, whole[looked_up])
     mine = indices - (place.tile(axes) * rows).astype(indices.dtype)
     inside = ((mine >= 0) & (mine < rows))[..., 0]
     (found,) = bind(eqn, (table, jnp.clip(mine, 0, rows - 1)), {"slice_sizes": _kept_cuts(eqn, sizes, looked_up)})
     positions = tuple(d for d in range(found.ndim) if d not in numbers.offset_dims)
-    return [jnp.where(lax.broadcast_in_dim(inside, found.shape, positions), found, jnp.zeros((), found.dtype))]
+    other = jnp.zeros((), found.dtype)
+    if eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:  # a row that nobody holds is filled by the first device
+        outside = ((indices < 0) | (indices >= whole[looked_up]))[..., 0]
+        fill = lax.broadcast_in_dim(outside & place.first(axes), found.shape, positions)
+        other = jnp.where(fill, _fill_value(eqn, found.dtype), other)
+    return [jnp.where(lax.broadcast_in_dim(inside, found.shape, positions), found, other)]
+
+
+def _clamped(eqn: JaxprEqn, indices: jax.Array, num_rows: int) -> jax.Array:
+    """Row numbers of the whole table as the primitive reads them: those outside count as the nearest row in mode CLIP."""
+    return jnp.clip(indices, 0, num_rows - 1) if eqn.params["mode"] == lax.GatherScatterMode.CLIP else indices
+
+
+def _fill_value(eqn: JaxprEqn, dtype: jnp.dtype) -> jax.Array:
+    """What a gather gives for rows outside the table: its `fill_value`, else NaN, the least signed or the greatest unsigned number."""
+    chosen = eqn.params["fill_value"]
+    if chosen is not None:
+        return jnp.asarray(chosen, dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray(jnp.nan, dtype)
+    if dtype == jnp.bool_:
+        return jnp.asarray(True, dtype)
+    limits = jnp.iinfo(dtype)
+    return jnp.asarray(limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max, dtype)
 
 
 def _kept_cuts(eqn: JaxprEqn, sizes: tuple[int, ...], looked_up: int | None) -> tuple[int, ...]:
@@ -116,9 +138,10 @@ def _scatter_add(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array
     changes: dict[str, object] = {}
     if axes:
         assert looked_up is not None, "a split lookup dim exists"
+        indices = _clamped(eqn, indices, shape_of(eqn.invars[0])[looked_up])
         indices = indices - (place.tile(axes) * table.shape[looked_up]).astype(indices.dtype)
         indices = jnp.where(indices < 0, jnp.iinfo(indices.dtype).max, indices)  # rows of other devices are dropped
-        changes["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+        changes = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
     if plan.raw[0].partial:  # the table itself counts once in the sum
         table = jnp.where(place.first(plan.raw[0].partial), table, jnp.zeros((), table.dtype))
     return bind(eqn, (table, indices, updates), changes)

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from alpa_hpc.cluster import collectives
 from alpa_hpc.cluster.mesh import LogicalMesh
@@ -61,7 +61,7 @@ class MaskFirst:
 Step = Slice | AllGather | AllReduce | ReduceScatter | AllToAll | MaskFirst
 
 
-@lru_cache(maxsize=None)
+@cache
 def reshard_steps(source: Spec, target: Spec) -> tuple[Step, ...]:
     """The collectives that turn `source` into `target`, cheap ones first so that later ones move fewer bytes."""
     assert len(source.dims) == len(target.dims), f"cannot reshard {source} to {target}: ranks differ"

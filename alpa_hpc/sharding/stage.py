@@ -1,8 +1,8 @@
-"""Layers on one mesh -> the best ways to run each run of them: elimination layer by layer, every message computed once (paper, section 4.2).
+"""Layers on one mesh -> the best ways to run each run of them: elimination layer by layer, each message made once (paper, section 4.2).
 
-Layers touch only through their ports, so the sharding problem of layers a..b is that of a..b-1 plus one layer: what is left of the former after all
-inner nodes are eliminated is a *message* over the ports that later layers read. Messages and layer problems are kept by content, so equal layers,
-and runs of equal layers, are solved once whatever their place in the model. It is the exact optimum of the whole stage's problem.
+Layers touch only through their ports, so the sharding problem of layers a..b is that of a..b-1 plus one layer: what is left of the former after
+all inner nodes are eliminated is a *message* over the ports that later layers read. Messages and layer problems are kept by content, so equal
+layers, and runs of equal layers, are solved once whatever their place in the model. It is the exact optimum of the whole stage's problem.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Port, UpdateProgram, build_layer
 from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.problem import Edge, ShardingProblem
+from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 
 TABLE_CAP = 20_000_000
+LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
 INNER = 1_000_000  # variable number of node n of the stage's layer i (0, 1, ...): (i + 1) * INNER + n; ports are numbered from 0
 
 
@@ -70,6 +71,11 @@ class StageSolver:
         """Distinct layer problems built so far."""
         return len(self._problems)
 
+    @property
+    def num_runs(self) -> int:
+        """Distinct runs of layers and memory prices solved so far."""
+        return len(self._values)
+
     def value(self, start: int, stop: int, price: MemoryPrice) -> StageValue:
         """The optimum for layers [start, stop)."""
         wiring = wire(self.step, start, stop)
@@ -119,17 +125,15 @@ class StageSolver:
     def _message(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> _Message:
         key = (price, wiring)
         if key not in self._messages:
-            before = self._message(start, wiring[:-1], price).factors if len(wiring) > 1 else ()
-            place = len(wiring) - 1
-            numbers = _numbering(self.problem(start + place), wiring[-1], place)
+            *earlier, last = wiring
+            place = len(earlier)
+            before = self._message(start, tuple(earlier), price).factors if earlier else ()
+            numbers = _numbering(self.problem(start + place), last, place)
             added = tuple(_renumbered(factor, numbers) for factor in self._layer(start + place, price).factors)
-            result = eliminate((*before, *added), wiring[-1].live, TABLE_CAP)
-            _check_done(result, wiring[-1].live)
+            result = eliminate((*before, *added), last.live, TABLE_CAP)
+            _check_done(result, last.live)
             self._messages[key] = _Message(result.factors, result.trace)
         return self._messages[key]
-
-
-LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
 
 
 def _check_done(result: Elimination, live: frozenset[int]) -> None:
@@ -152,6 +156,7 @@ def problem_factors(problem: ShardingProblem, price: MemoryPrice) -> tuple[Facto
     return tuple(factors)
 
 
+@lru_cache(maxsize=65536)
 def wire(step: LayeredStep, start: int, stop: int) -> tuple[LayerWiring, ...]:
     """How layers [start, stop) are joined, ports numbered by first appearance, so that equal runs of layers have equal wirings."""
     numbers: dict[tuple[str, int], int] = {}
@@ -239,24 +244,29 @@ def stage_problem(step: LayeredStep, layers: Sequence[LayerProblem]) -> tuple[Sh
     wiring = wire(step, layers[0].layer.index, layers[-1].layer.index + 1)
     dense: dict[int, int] = {}
     numbers: list[dict[int, int]] = []
-    nodes: list[list[object]] = [[], [], [], []]
+    costs: list[Costs] = []
+    fixed: list[Costs] = []
+    inflight: list[Costs] = []
+    names: dict[int, str] = {}
     edges: list[Edge] = []
     for place, (problem, wires) in enumerate(zip(layers, wiring, strict=True)):
         local = {node: dense.setdefault(number, len(dense)) for node, number in _numbering(problem, wires, place).items()}
         numbers.append(local)
-        _add_nodes(nodes, problem.problem, local)
+        _add_nodes(costs, problem.problem.node_costs, local)
+        _add_nodes(fixed, problem.problem.fixed_bytes, local)
+        _add_nodes(inflight, problem.problem.inflight_bytes, local)
+        for node, number in local.items():
+            names.setdefault(number, problem.problem.names[node])
         edges += [Edge(local[edge.source], local[edge.target], edge.costs) for edge in problem.problem.edges]
-    costs, fixed, inflight, names = (tuple(column) for column in nodes)
-    return ShardingProblem(costs, tuple(edges), fixed, inflight, names=names), tuple(numbers)  # type: ignore[arg-type]
+    whole = ShardingProblem(tuple(costs), tuple(edges), tuple(fixed), tuple(inflight), names=tuple(names.values()))
+    return whole, tuple(numbers)
 
 
-def _add_nodes(nodes: list[list[object]], problem: ShardingProblem, local: Mapping[int, int]) -> None:
-    columns = (problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, problem.names)
+def _add_nodes(column: list[Costs], values: Sequence[Costs], local: Mapping[int, int]) -> None:
+    """Append what is new, and add to the ports that an earlier layer has brought."""
     for node, number in local.items():
-        for column, source in zip(nodes, columns, strict=True):
-            if number < len(column):
-                if not isinstance(source[node], str):
-                    column[number] = column[number] + source[node]  # type: ignore[operator]
-            else:
-                assert number == len(column), "nodes are numbered in order of appearance"
-                column.append(source[node])
+        if number < len(column):
+            column[number] = column[number] + values[node]
+        else:
+            assert number == len(column), "nodes are numbered in order of appearance"
+            column.append(values[node])

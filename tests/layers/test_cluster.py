@@ -39,7 +39,7 @@ def score(flops, crossings, cuts):
 
 def brute_force(flops, crossings, num_layers, imbalance):
     average = sum(flops) / num_layers
-    most = (1 + imbalance) * max(average, max(flops))
+    most = (1 + imbalance) * max(average, *flops)
     for least in (average / (1 + imbalance), 0.0):
         scores = []
         for cuts in itertools.combinations(range(1, len(flops)), num_layers - 1):

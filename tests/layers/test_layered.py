@@ -18,12 +18,13 @@ from alpa_hpc.layers.evaluate import backward_with_recomputation, backward_with_
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.models.gpt import GPT
 
-OPTIMISER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(1e-3, 1e-2, 10)))
+OPTIMISER = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(optax.linear_schedule(0.1, 0.2, 10), momentum=0.9))
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, WIDTH = 8, 6
 
 
 def tiny_gpt(**options: object) -> GPT:
-    return GPT(num_layers=2, hidden=16, num_heads=2, vocab=32, sequence=8, **options)
+    return GPT(num_layers=2, hidden=16, num_heads=2, vocab=32, sequence=6, **options)
 
 
 def mlp_params(depth: int = 4) -> dict[str, jax.Array]:
@@ -51,6 +52,10 @@ def sgd_state(params: object, optimiser: optax.GradientTransformation = OPTIMISE
     return {"params": params, "opt": optimiser.init(params)}
 
 
+def quick(function: Callable[..., object]) -> Callable[..., object]:
+    return jax.jit(function, compiler_options=QUICK)
+
+
 def comparable(x: jax.Array) -> np.ndarray:
     x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
     return np.asarray(x, dtype=np.float64)
@@ -68,11 +73,28 @@ def check_step(step, state, batch, *, num_microbatches: int, num_layers: int, to
     traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
     layered = cut_layers(traced, num_layers=num_layers, imbalance=1.0)
     assert len(layered.layers) == num_layers
-    expected = reference_step(traced, state, batch)
+    expected = quick(partial(reference_step, traced))(state, batch)
     for backward in (backward_with_residuals, backward_with_recomputation):
-        found = run_layered_step(layered, traced, state, batch, backward=backward)
+        found = quick(partial(run_layered_step, layered, traced, backward=backward))(state, batch)
         assert_trees_close(found, expected, tolerance)
+    check_residuals(layered)
     return traced, layered
+
+
+def check_residuals(layered: LayeredStep) -> None:
+    for layer in layered.layers:
+        jaxpr = layer.forward.jaxpr
+        from_rows = reached(jaxpr.eqns, jaxpr.invars[len(layer.params) :])
+        residuals = jaxpr.outvars[len(layer.outputs) :]
+        assert all(var in from_rows for var in residuals), "a residual depends on weights alone (a bf16 copy, say)"
+        assert not set(residuals) & set(jaxpr.invars)
+
+
+def check_equals_plain(step, state, batch) -> None:
+    """The reference = the step as it stands (a step whose gradients do not depend on how rows are split)."""
+    for num_microbatches in (1, 2):
+        traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
+        assert_trees_close(quick(partial(reference_step, traced))(state, batch), quick(step)(state, batch))
 
 
 def gpt_case(model: GPT):
@@ -89,32 +111,29 @@ def gpt_case(model: GPT):
     return step, state, batch
 
 
-@pytest.mark.parametrize(("num_layers", "num_microbatches"), [(1, 1), (2, 4), (4, 2)])
-@pytest.mark.parametrize("model", [tiny_gpt(), tiny_gpt(dtype="bfloat16", dropout=0.1)], ids=["f32", "bf16-dropout"])
+@pytest.mark.parametrize(
+    ("model", "num_layers", "num_microbatches"),
+    [(tiny_gpt(), 1, 2), (tiny_gpt(), 4, 1), (tiny_gpt(dtype="bfloat16", dropout=0.1), 3, 2)],
+    ids=["f32-1", "f32-4", "bf16-dropout-3"],
+)
 def test_gpt_equals_reference(model, num_layers, num_microbatches):
     step, state, batch = gpt_case(model)
     tolerance = 2e-5 if model.dtype == "float32" else 2e-2
-    _, layered = check_step(step, state, batch, num_microbatches=num_microbatches, num_layers=num_layers, tolerance=tolerance)
-    for layer in layered.layers:
-        jaxpr = layer.forward.jaxpr
-        from_rows = reached(jaxpr.eqns, jaxpr.invars[len(layer.params) :])
-        residuals = jaxpr.outvars[len(layer.outputs) :]
-        assert all(var in from_rows for var in residuals), "a residual depends on weights alone (a bf16 copy, say)"
-        assert not set(residuals) & set(jaxpr.invars)
+    check_step(step, state, batch, num_microbatches=num_microbatches, num_layers=num_layers, tolerance=tolerance)
 
 
 def test_gpt_equals_jax_microbatched_by_hand():
     model = tiny_gpt(dropout=0.2)
     step, state, batch = gpt_case(model)
-    num_microbatches = 4
-    _, layered = check_step(step, state, batch, num_microbatches=num_microbatches, num_layers=2)
+    num_microbatches = 2
     traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
-    new_state, metrics = run_layered_step(layered, traced, state, batch)
+    layered = cut_layers(traced, num_layers=1, imbalance=1.0)
+    new_state, metrics = quick(partial(run_layered_step, layered, traced))(state, batch)
     key = jax.random.fold_in(state["key"], state["count"])
     losses, sums = [], None
     for number in range(num_microbatches):
-        part = {"tokens": batch["tokens"][number * 2 : number * 2 + 2]}
-        loss, gradients = jax.value_and_grad(model.loss)(state["params"], part, jax.random.fold_in(key, number))
+        part = {"tokens": batch["tokens"][number * 4 : number * 4 + 4]}
+        loss, gradients = quick(jax.value_and_grad(model.loss))(state["params"], part, jax.random.fold_in(key, number))
         losses.append(loss)
         sums = gradients if sums is None else jax.tree.map(jnp.add, sums, gradients)
     means = jax.tree.map(lambda x: x / num_microbatches, sums)
@@ -163,16 +182,19 @@ BLOCKS = {
     "remat": jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w))),
     "jit": jax.jit(lambda x, w: jax.nn.silu(x @ w)),
     "remat-dots": jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w)), policy=jax.checkpoint_policies.dots_saveable),
+    "function of weights": lambda x, w: jnp.tanh(x @ jnp.exp(-(w @ w))),
     "cond": lambda x, w: jax.lax.cond(x.sum() > 0, lambda a: jnp.tanh(a @ w), lambda a: a @ w, x),
 }
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize(("num_layers", "num_microbatches"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(("num_layers", "num_microbatches"), [(2, 4), (3, 1)])
 def test_blocks(name, num_layers, num_microbatches):
     params, batch = mlp_params(), mlp_batch()
     loss = partial(mlp_loss, block=BLOCKS[name])
     _, layered = check_step(sgd_step(loss), sgd_state(params), batch, num_microbatches=num_microbatches, num_layers=num_layers)
+    if num_layers == 2 and name != "custom_vjp":
+        check_equals_plain(sgd_step(loss), sgd_state(params), batch)
     if name == "remat" and num_layers == 2:
         sines = [eqn for layer in layered.layers for eqn in layer.forward.jaxpr.eqns if eqn.primitive.name == "cos"]
         assert not sines, "a remat block keeps nothing for its derivative"
@@ -184,7 +206,7 @@ def test_custom_vjp_equals_jax():
     step = sgd_step(loss, optax.sgd(1.0))
     state = sgd_state(params, optax.sgd(1.0))
     traced = trace_step(step, state, batch, num_microbatches=1)
-    new_state, _ = run_layered_step(cut_layers(traced, num_layers=3, imbalance=1.0), traced, state, batch)
+    new_state, _ = quick(partial(run_layered_step, cut_layers(traced, num_layers=3, imbalance=1.0), traced))(state, batch)
     assert_trees_close(new_state["params"], jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, batch)))
 
 
@@ -197,6 +219,7 @@ def test_shared_parameter_and_skipping_values():
         return jnp.mean((x - batch["y"] + first) ** 2)
 
     _, layered = check_step(sgd_step(loss), sgd_state(mlp_params()), mlp_batch(), num_microbatches=2, num_layers=4)
+    check_equals_plain(sgd_step(loss), sgd_state(mlp_params()), mlp_batch())
     shared = [layer.index for layer in layered.layers if layered.state_names.index("params/w0") in layer.params]
     assert len(shared) >= 3
     assert any(value in layered.layers[0].outputs for value in layered.layers[-1].inputs)
@@ -211,7 +234,7 @@ def test_sum_count():
     params, batch = mlp_params(2), mlp_batch()
     state = sgd_state(params, optax.sgd(1.0))
     traced, layered = check_step(sgd_step(loss, optax.sgd(1.0), reduction=SumCount()), state, batch, num_microbatches=4, num_layers=2)
-    new_state, metrics = run_layered_step(layered, traced, state, batch)
+    new_state, metrics = quick(partial(run_layered_step, layered, traced))(state, batch)
     value, gradients = jax.value_and_grad(lambda p: loss(p, batch)[0] / loss(p, batch)[1])(params)
     assert_trees_close(metrics["loss"], value)
     assert_trees_close(new_state["params"], jax.tree.map(lambda p, g: p - g, params, gradients))
@@ -231,7 +254,7 @@ def test_aux_outputs():
     params, batch = mlp_params(), mlp_batch()
     step = sgd_step(loss, has_aux=True, aux=kinds)
     traced, layered = check_step(step, sgd_state(params), batch, num_microbatches=2, num_layers=2)
-    _, metrics = run_layered_step(layered, traced, sgd_state(params), batch)
+    _, metrics = quick(partial(run_layered_step, layered, traced))(sgd_state(params), batch)
     x = mlp_forward(params, batch)
     assert_trees_close(metrics["mean"], jnp.mean(x))
     assert int(metrics["positive"]) == int(jnp.sum(x > 0))
@@ -251,13 +274,14 @@ def test_scan_over_layers_is_unrolled(reverse):
     def loss(params, batch):
         def body(x, w):
             x = jnp.tanh(x @ w)
-            return x, jnp.sum(x)
+            return x, jnp.mean(x)
 
         x, sums = jax.lax.scan(body, batch["x"], params["stacked"], reverse=reverse)
         return jnp.mean((x - batch["y"]) ** 2) + 0.01 * jnp.mean(sums * jnp.arange(4.0))
 
     params = {"stacked": 0.5 * jax.random.normal(jax.random.key(0), (4, WIDTH, WIDTH))}
     traced, _ = check_step(sgd_step(loss), sgd_state(params), mlp_batch(), num_microbatches=2, num_layers=4)
+    check_equals_plain(sgd_step(loss), sgd_state(params), mlp_batch())
     assert "scan" not in {eqn.primitive.name for eqn in traced.loss.jaxpr.eqns}
 
 

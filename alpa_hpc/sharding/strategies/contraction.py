@@ -2,6 +2,7 @@
 
 from jax.extend.core import JaxprEqn
 
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule, shape_of
 
 
@@ -36,12 +37,15 @@ def reduction_rule(eqn: JaxprEqn) -> OpRule:
     """reduce_sum, reduce_max, reduce_min, reduce_and, reduce_or: reduced dims are combined over the axes that split them."""
     combine = _COMBINE[eqn.primitive.name]
     shape = shape_of(eqn.invars[0])
+    if eqn.primitive.name in _BITWISE and aval_of(eqn.invars[0]).dtype != bool:
+        return arg_reduction_rule(eqn)
     axes = set(eqn.params["axes"])
     kept = tuple(d for d in range(len(shape)) if d not in axes)
     reduced = tuple((d, combine) for d in range(len(shape)) if d in axes)
     return OpRule(shape, (tuple(range(len(shape))),), (kept,), reduced, linear=combine is Combine.SUM)
 
 
+_BITWISE = frozenset({"reduce_or", "reduce_and"})  # on integers they are no maximum and no minimum: the reduced dims stay whole
 _COMBINE = {
     "reduce_sum": Combine.SUM,
     "reduce_max": Combine.MAX,
@@ -52,7 +56,7 @@ _COMBINE = {
 
 
 def arg_reduction_rule(eqn: JaxprEqn) -> OpRule:
-    """argmax and argmin: the searched dims stay whole."""
+    """Argmax and argmin: the searched dims stay whole."""
     shape = shape_of(eqn.invars[0])
     axes = set(eqn.params["axes"])
     operand = tuple(UNSPLIT if d in axes else d for d in range(len(shape)))

@@ -1,14 +1,18 @@
 """Operators that work element by element: every dim is a factor; scalars have none."""
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.sharding.strategies.rule import OpRule, shape_of
 
 ELEMENTWISE = frozenset(
-    "add sub mul div rem max min pow integer_pow exp exp2 log log1p expm1 tanh sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh "
-    "logistic sqrt rsqrt cbrt square neg sign abs floor ceil round is_finite not and or xor shift_left shift_right_logical "
-    "shift_right_arithmetic eq ne lt le gt ge select_n clamp convert_element_type erf erf_inv erfc lgamma digamma nextafter copy copy_p "
-    "reduce_precision add_any population_count stop_gradient real imag conj".split()
+    (
+        "add sub mul div rem max min pow integer_pow exp exp2 log log1p expm1 tanh sin cos tan asin acos atan atan2 sinh cosh "
+        "asinh acosh atanh logistic sqrt rsqrt cbrt square neg sign abs floor ceil round is_finite not and or xor shift_left "
+        "shift_right_logical shift_right_arithmetic eq ne lt le gt ge select_n clamp convert_element_type erf erf_inv erfc "
+        "lgamma digamma nextafter copy copy_p reduce_precision add_any population_count stop_gradient real imag conj "
+    ).split()
 )
 
 LINEAR = frozenset("add sub neg add_any convert_element_type copy copy_p".split())
@@ -26,5 +30,10 @@ def elementwise_rule(eqn: JaxprEqn) -> OpRule | None:
             operands.append(())
         else:
             return None
-    linear = eqn.primitive.name in LINEAR and shape != () and () not in operands  # x + 1 of a partial x would add 1 on every device
-    return OpRule(shape, tuple(operands), (factors,) * len(eqn.outvars), linear=linear)
+    return OpRule(shape, tuple(operands), (factors,) * len(eqn.outvars), linear=_is_linear(eqn, operands))
+
+
+def _is_linear(eqn: JaxprEqn, operands: list[tuple[int, ...]]) -> bool:
+    if eqn.primitive.name == "convert_element_type" and jnp.issubdtype(aval_of(eqn.invars[0]).dtype, jnp.inexact):
+        return jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.inexact)  # the sum of rounded parts is not the rounded sum
+    return eqn.primitive.name in LINEAR and () not in operands  # x + 1 of a partial x would add 1 on every device

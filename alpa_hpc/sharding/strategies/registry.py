@@ -17,7 +17,6 @@ RULES: dict[str, RuleFunction] = {
     "concatenate": shapes.concatenate_rule,
     "split": shapes.split_rule,
     "rev": shapes.rev_rule,
-    "iota": shapes.iota_rule,
     "dynamic_slice": shapes.dynamic_slice_rule,
     "dynamic_update_slice": shapes.dynamic_update_slice_rule,
     "cumsum": shapes.along_axis_rule,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from jax.extend.core import JaxprEqn
 
+from alpa_hpc.ir.graph import Atom, aval_of
+
 UNSPLIT = -1
 
 
@@ -35,14 +37,10 @@ class OpRule:
     reduced: tuple[tuple[int, Combine], ...] = ()
     linear: bool = False
 
-    def combine_of(self, factor: int) -> Combine | None:
-        """How `factor` is combined, None when it is not reduced."""
-        return dict(self.reduced).get(factor)
-
 
 RuleFunction = Callable[[JaxprEqn], OpRule | None]
 
 
-def shape_of(atom: object) -> tuple[int, ...]:
+def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of a jaxpr variable or literal."""
-    return tuple(atom.aval.shape)  # type: ignore[attr-defined]
+    return tuple(aval_of(atom).shape)

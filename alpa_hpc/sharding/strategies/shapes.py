@@ -19,7 +19,7 @@ def broadcast_rule(eqn: JaxprEqn) -> OpRule:
     operand, shape = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     targets = eqn.params["broadcast_dimensions"]
     dims = tuple(t if operand[i] == shape[t] else UNSPLIT for i, t in enumerate(targets))
-    return OpRule(shape, (dims,), (tuple(range(len(shape))),), linear=operand != ())
+    return OpRule(shape, (dims,), (tuple(range(len(shape))),), linear=True)
 
 
 def squeeze_rule(eqn: JaxprEqn) -> OpRule:
@@ -103,12 +103,6 @@ def rev_rule(eqn: JaxprEqn) -> OpRule:
     shape = shape_of(eqn.invars[0])
     dims = tuple(UNSPLIT if d in eqn.params["dimensions"] else d for d in range(len(shape)))
     return OpRule(shape, (dims,), (dims,), linear=True)
-
-
-def iota_rule(eqn: JaxprEqn) -> OpRule:
-    """Every dim is a factor; a device counts from its own offset."""
-    shape = shape_of(eqn.outvars[0])
-    return OpRule(shape, (), (tuple(range(len(shape))),))
 
 
 def dynamic_slice_rule(eqn: JaxprEqn) -> OpRule:

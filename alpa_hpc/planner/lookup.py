@@ -1,0 +1,82 @@
+"""Chosen stages <-> ParallelPlan: strategies are written by name and looked up by name, so a foreign plan is refused, not misread."""
+
+from collections.abc import Sequence
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.errors import PlanError
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.plan.plan import ParallelPlan, Prediction, StagePlan, Strategies, check_plan
+from alpa_hpc.planner.search import SimulatedPlan
+from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.runtime.stage import Stage
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.build import LayerProblem
+from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.stage import StageSolver
+
+
+def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, schedule: ScheduleKind) -> ParallelPlan:
+    """The plan as data: strategies by name, equal layers sharing a row."""
+    table: list[Strategies] = []
+    stages: list[StagePlan] = []
+    for choice, stage, devices in zip(chosen.partition.stages, chosen.stages, chosen.devices, strict=True):
+        rows: list[int] = []
+        for layer in stage.layers:
+            strategies = strategies_of(layer)
+            if strategies not in table:
+                table.append(strategies)
+            rows.append(table.index(strategies))
+        stages.append(StagePlan(choice.start, choice.stop, choice.submesh, stage.shape, devices, choice.option.remat, tuple(rows)))
+    prediction = Prediction(chosen.timeline.seconds, chosen.stage_bytes)
+    return check_plan(
+        ParallelPlan(
+            step.key, len(step.layers), cluster.num_devices, step.num_microbatches, schedule.value, tuple(stages), tuple(table), prediction
+        )
+    )
+
+
+def strategies_of(layer: ChosenLayer) -> Strategies:
+    """Node name -> label of the chosen strategy; nodes without a choice are left out."""
+    problem = layer.problem
+    rows = zip(problem.problem.names, problem.labels, layer.choices, strict=True)
+    return {name: labels[choice] for name, labels, choice in rows if len(labels) > 1}
+
+
+def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) -> tuple[Stage, ...]:
+    """The stages of a plan, strategies looked up by name.
+
+    Raises:
+        PlanError: the plan was made for another model, batch, cluster or version of the rules.
+    """
+    if plan.model_key != step.key:
+        raise PlanError(
+            f"the plan was made for another training step (content {plan.model_key[:12]}, this one is {step.key[:12]}): "
+            "model, batch, microbatches, optimiser or layers differ. Plan again with this configuration."
+        )
+    if plan.num_devices != cluster.num_devices:
+        raise PlanError(f"the plan uses {plan.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}: plan again.")
+    return tuple(stage_of_plan(stage, plan.strategy_table, step, cluster) for stage in plan.stages)
+
+
+def stage_of_plan(stage: StagePlan, table: Sequence[Strategies], step: LayeredStep, cluster: ClusterSpec) -> Stage:
+    """One stage of a plan."""
+    solver = StageSolver(step, MeshPrices(logical_mesh(cluster, stage.submesh, stage.shape)), stage.remat)
+    layers = tuple(
+        chosen_by_name(solver.problem(index), table[row]) for index, row in zip(range(stage.start, stage.stop), stage.strategies, strict=True)
+    )
+    return Stage(stage.shape, layers)
+
+
+def chosen_by_name(problem: LayerProblem, strategies: Strategies) -> ChosenLayer:
+    """Look up a layer's strategies. Raises PlanError where a name or label is unknown."""
+    choices: list[int] = []
+    for name, labels in zip(problem.problem.names, problem.labels, strict=True):
+        label = strategies.get(name, labels[0] if len(labels) == 1 else "")
+        if label not in labels:
+            raise PlanError(
+                f"the plan gives node {name} the strategy {label!r}, expected one of {', '.join(labels[:6])}...: "
+                "it was made by another version of the sharding rules, or edited. Plan again."
+            )
+        choices.append(labels.index(label))
+    return ChosenLayer(problem, tuple(choices))

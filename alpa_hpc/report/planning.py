@@ -1,0 +1,129 @@
+"""What planning did and found -> planning.json: seconds of steps, counts, the plans that were compared, predictions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.planner.refine import Refinement
+from alpa_hpc.planner.search import SecondsOf, SimulatedPlan
+from alpa_hpc.runtime.instructions import Run
+from alpa_hpc.stages.candidate import StageCandidate
+from alpa_hpc.stages.objective import StagePartition
+from alpa_hpc.stages.pricing import StagePricer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanningRecord:
+    """Everything the planning job has to say."""
+
+    candidates: Sequence[StageCandidate]
+    pricer: StagePricer
+    refinement: Refinement
+    simulated: Sequence[SimulatedPlan]
+    chosen: SimulatedPlan
+    seconds_of: SecondsOf
+    num_profiled: int
+    num_reused: int
+
+
+def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, num_cores: int) -> dict[str, Any]:
+    """The document as plain data."""
+    chosen, cluster = record.chosen, record.pricer.cluster
+    iteration = chosen.timeline.seconds
+    return {
+        "seconds": seconds,
+        "counts": counts(record, step),
+        "objective_seconds": chosen.partition.objective_seconds,
+        "lower_bound_seconds": chosen.partition.lower_bound,
+        "predicted_step_seconds": iteration,
+        "predicted_step_seconds_this_machine": shared_cores_seconds(chosen, record.seconds_of, num_cores),
+        "predicted_tflops_per_device": flop / iteration / cluster.num_devices / 1e12,
+        "predicted_pflops": flop / iteration / 1e15,
+        "iteration_flop": flop,
+        "stage_bytes": list(chosen.stage_bytes),
+        "memory_bytes": cluster.device.memory,
+        "bubble_fractions": list(chosen.timeline.bubble_fractions),
+        "replicated": replicated_report(chosen),
+        "plans": [plan_row(plan, plan is chosen) for plan in record.simulated],
+    }
+
+
+def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:
+    """How much there was, and how much of it was really worked on."""
+    return {
+        "operators": sum(len(layer.forward.jaxpr.eqns) + len(layer.backward.jaxpr.eqns) for layer in step.layers),
+        "layers": len(step.layers),
+        "distinct_layers": len({layer.key for layer in step.layers}),
+        "candidates": len(record.candidates),
+        "distinct_problems": record.pricer.num_problems,
+        "distinct_runs_solved": record.pricer.num_runs,
+        "solved_by_elimination_alone": record.pricer.num_runs,
+        "profile_tasks_new": record.num_profiled,
+        "profile_tasks_reused": record.num_reused,
+        "profile_rounds": record.refinement.num_rounds,
+    }
+
+
+def plan_row(plan: SimulatedPlan, is_chosen: bool) -> dict[str, Any]:  # noqa: FBT001
+    """One compared plan."""
+    return {
+        "chosen": is_chosen,
+        "simulated_seconds": plan.timeline.seconds,
+        "objective_seconds": plan.partition.objective_seconds,
+        "stages": stage_rows(plan.partition),
+        "stage_bytes": list(plan.stage_bytes),
+    }
+
+
+def stage_rows(partition: StagePartition) -> list[dict[str, Any]]:
+    """The stages of a partition for people."""
+    return [
+        {
+            "layers": [choice.start, choice.stop],
+            "submesh": [choice.submesh.num_nodes, choice.submesh.devices_per_node],
+            "shape": [choice.option.shape.rows, choice.option.shape.cols],
+            "remat": choice.option.remat,
+            "seconds_a_microbatch": choice.option.seconds,
+            "measured": choice.option.measured,
+        }
+        for choice in partition.stages
+    ]
+
+
+def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
+    """Operators that run whole on every device for want of a sharding rule, and their share of FLOP and bytes."""
+    layers = [layer for stage in plan.stages if stage.shape.num_devices > 1 for layer in stage.layers]
+    all_flop = all_bytes = flop = num_bytes = 0.0
+    operators: dict[str, int] = {}
+    for layer in layers:
+        for program in (layer.problem.forward, layer.problem.backward):
+            for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
+                all_flop, all_bytes = all_flop + record.work.flop, all_bytes + record.work.num_bytes
+                if record.replicated:
+                    flop, num_bytes = flop + record.work.flop, num_bytes + record.work.num_bytes
+                    operators[eqn.primitive.name] = operators.get(eqn.primitive.name, 0) + 1
+    return {"operators": operators, "flop_share": flop / max(all_flop, 1.0), "bytes_share": num_bytes / max(all_bytes, 1.0)}
+
+
+def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:
+    """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time: this machine as it is (DESIGN 7.12)."""
+    busy = 0.0
+    for choice, stage, program in zip(plan.partition.stages, plan.stages, plan.assembly.programs, strict=True):
+        seconds = seconds_of(choice, stage)
+        table = {"forward": seconds.forward.compute, "backward": seconds.backward.compute, "update": seconds.update.compute}
+        runs = sum(table.get(one.task, 0.0) for one in program.instructions if isinstance(one, Run))
+        busy += runs * stage.shape.num_devices
+    return busy / num_cores
+
+
+def iteration_flop(model: object, step: LayeredStep, batch_size: int, *, remat: bool, count: Callable[[LayeredStep], float]) -> float:
+    """FLOP of an iteration: by the model's published convention where it states one, else by counting operators."""
+    stated = getattr(model, "iteration_flops", None)
+    return float(stated(batch_size, remat)) if stated is not None else count(step)
+
+
+def cluster_words(cluster: ClusterSpec) -> str:
+    """A cluster in a few words."""
+    return f"{cluster.name}: {cluster.num_nodes} x {cluster.devices_per_node} {cluster.device.kind}"

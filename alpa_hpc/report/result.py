@@ -1,0 +1,58 @@
+"""planning.json + training.json -> result.json and a few lines for people."""
+
+import sys
+from typing import Any
+
+from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.paths import RunPaths
+
+
+def write_result(paths: RunPaths, name: str, num_devices: int, tokens_a_step: int) -> dict[str, Any]:
+    """Put the figures of all jobs into result.json."""
+    result: dict[str, Any] = {"experiment": name, "planning": read_json(paths.planning)}
+    if paths.training.is_file():
+        result["training"] = training_figures(read_json(paths.training), result["planning"], num_devices, tokens_a_step)
+    write_json(paths.result, result)
+    return result
+
+
+def training_figures(training: dict[str, float], planning: dict[str, Any], num_devices: int, tokens_a_step: int) -> dict[str, float]:
+    """What was measured in training, with the rates that follow from it."""
+    seconds, flop = training["step_seconds"], planning["iteration_flop"]
+    return {
+        **training,
+        "tokens_per_second": tokens_a_step / seconds,
+        "tflops_per_device": flop / seconds / num_devices / 1e12,
+        "pflops": flop / seconds / 1e15,
+    }
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The figures a person looks for first."""
+    planning = result["planning"]
+    lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: " + ", ".join(f"{k} {v:.2f}" for k, v in planning["seconds"].items())]
+    for row in planning["plans"]:
+        stages = " | ".join(
+            f"layers {s['layers'][0]}-{s['layers'][1]} on {s['shape'][0]}x{s['shape'][1]}{' remat' if s['remat'] else ''}" for s in row["stages"]
+        )
+        lines.append(f"{'->' if row['chosen'] else '  '} {row['simulated_seconds'] * 1e3:10.2f} ms  {stages}")
+    lines.append(
+        f"predicted step {planning['predicted_step_seconds'] * 1e3:.2f} ms on the described cluster, {planning['predicted_pflops']:.4g} PFLOPS, "
+        f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
+    )
+    replicated = planning["replicated"]
+    if replicated["operators"]:
+        names = ", ".join(sorted(replicated["operators"]))
+        lines.append(f"run whole on every device: {names} ({replicated['flop_share']:.1%} of FLOP, {replicated['bytes_share']:.1%} of bytes)")
+    if "training" in result:
+        lines += _training_lines(result["training"])
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _training_lines(training: dict[str, float]) -> list[str]:
+    return [
+        f"loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}, held out {training['first_held_out_loss']:.3f} -> "
+        f"{training['last_held_out_loss']:.3f} in {training['num_steps']} steps",
+        f"measured step {training['step_seconds'] * 1e3:.2f} ms, {training['tokens_per_second']:.0f} tokens/s, "
+        f"{training['tflops_per_device']:.4g} TFLOPS a device",
+    ]

@@ -1,0 +1,51 @@
+"""A layer's programs -> bytes that live only while they run: what a task needs beyond the arrays it is given.
+
+Tensors that XLA fuses away are not counted (see `equation_work`); a tensor lives from the equation that makes it to the last one that reads it.
+Results are not kept to the end: they are the buffers of the program, counted there, and gradients are added to their accumulators as they come.
+"""
+
+from collections.abc import Callable, Sequence
+
+from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.build import LayerProblem, Program
+from alpa_hpc.sharding.equation_work import must_exist
+
+
+def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
+    """The most bytes that tensors made inside the program hold at once; `num_bytes` gives a tensor's bytes a device."""
+    jaxpr = program.jaxpr.jaxpr
+    exist = must_exist(jaxpr)
+    made = [
+        {tensor for var, tensor in zip(eqn.outvars, record.results, strict=True) if var in exist}
+        for eqn, record in zip(jaxpr.eqns, program.records, strict=True)
+    ]
+    last_read = {tensor: index for index, record in enumerate(program.records) for tensor in record.operands}
+    ending: dict[int, list[int]] = {}
+    held = peak = 0.0
+    for index, tensors in enumerate(made):
+        for tensor in tensors:
+            held += num_bytes(tensor)
+            ending.setdefault(last_read.get(tensor, index), []).append(tensor)
+        peak = max(peak, held)
+        held -= sum(num_bytes(tensor) for tensor in ending.pop(index, ()))
+    return peak
+
+
+def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:
+    """Bytes a device if every tensor were split over all devices: a lower bound that knows no strategy."""
+    return max(peak_bytes(program, lambda tensor: problem.tensors[tensor].num_bytes / num_devices) for program in (problem.forward, problem.backward))
+
+
+def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
+    """Bytes a device that the hungriest layer of a stage needs while it runs on a mesh of `shape`."""
+    return max(_layer_workspace(chosen, shape) for chosen in layers)
+
+
+def _layer_workspace(chosen: ChosenLayer, shape: MeshShape) -> float:
+    problem = chosen.problem
+
+    def num_bytes(tensor: int) -> float:
+        return problem.tensors[tensor].num_bytes / chosen.spec(tensor).num_shards(shape)
+
+    return max(peak_bytes(program, num_bytes) for program in (problem.forward, problem.backward))

@@ -1,0 +1,89 @@
+"""An assembly on a cluster -> what its iteration would take: the programs in virtual time, with each task's predicted seconds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from alpa_hpc.cluster.collectives import all_reduce
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.runtime.assemble import Assembly
+from alpa_hpc.runtime.instructions import Layout, Run, Send
+from alpa_hpc.runtime.tasks import Argument, StageTask
+from alpa_hpc.sharding.breakdown import StageSeconds
+from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.resharding import reshard_seconds
+from alpa_hpc.simulate.costs import SimulationCosts, transfer_seconds
+from alpa_hpc.simulate.simulate import simulate
+from alpa_hpc.simulate.timeline import Timeline
+
+SCALAR_BYTES = 8.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedStage:
+    """A stage's global devices, the prices of its mesh, and the seconds of its tasks."""
+
+    devices: tuple[int, ...]
+    prices: MeshPrices
+    seconds: StageSeconds
+
+
+def predict(assembly: Assembly, stages: Sequence[PricedStage], cluster: ClusterSpec) -> Timeline:
+    """One iteration in virtual time."""
+    return simulate(assembly.programs, simulation_costs(assembly, stages, cluster))
+
+
+def simulation_costs(assembly: Assembly, stages: Sequence[PricedStage], cluster: ClusterSpec) -> SimulationCosts:
+    """Seconds of every task and message, bytes a device of every buffer."""
+    tasks = [assembly.tasks(index) for index in range(len(stages))]
+
+    def send_seconds(mesh: int, to: int, send: Send) -> float:
+        return transfer_seconds(cluster, stages[mesh].devices, stages[to].devices, send.source.num_bytes)
+
+    return SimulationCosts(
+        tuple(task_seconds(stage, mine) for stage, mine in zip(stages, tasks, strict=True)),
+        tuple(buffer_bytes(assembly, index, tasks[index]) for index in range(len(stages))),
+        send_seconds,
+        all_reduce(cluster.inter_node, len(stages), SCALAR_BYTES),
+    )
+
+
+def task_seconds(stage: PricedStage, tasks: Mapping[str, StageTask]) -> Mapping[str, float]:
+    """Seconds of each task; gradient sync and update are all counted in `update`, sums and zeros take none."""
+    seconds = dict.fromkeys(tasks, 0.0)
+    seconds["forward"] = stage.seconds.forward.total
+    seconds["backward"] = stage.seconds.backward.total
+    seconds["update"] = stage.seconds.update.total
+    for name, task in tasks.items():
+        if name.startswith("gather:"):
+            wire, wanted = task.inputs[0], task.outputs[0]
+            assert isinstance(wire, Layout) and isinstance(wanted, Layout), "gathers take one array"
+            seconds[name] = reshard_seconds(stage.prices.mesh, wire.spec, wanted.spec, float(wire.num_bytes))
+    return seconds
+
+
+def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
+    """Bytes a device of every buffer of a mesh's program, by name."""
+    sizes: dict[str, int] = {}
+    for instruction in assembly.programs[index].instructions:
+        if not isinstance(instruction, Run):
+            continue
+        task = tasks[instruction.task]
+        pairs = ((instruction.inputs, task.inputs), (instruction.outputs, task.outputs))
+        for buffers, layouts in pairs:
+            for buffer, layout in zip(buffers, layouts, strict=True):
+                if buffer.name not in sizes:
+                    sizes[buffer.name] = argument_bytes(layout)
+    for buffer in (*assembly.programs[index].resident, *assembly.programs[index].results):
+        sizes.setdefault(buffer.name, int(SCALAR_BYTES))
+    return sizes
+
+
+def argument_bytes(argument: Argument) -> int:
+    """Bytes a device of one buffer."""
+    return tile_bytes(argument) if isinstance(argument, Layout) else sum(tile_bytes(one) for one in argument)
+
+
+def tile_bytes(layout: Layout) -> int:
+    """Bytes of one device's tile."""
+    return layout.num_bytes // layout.spec.num_shards(layout.mesh)
+

@@ -1,0 +1,143 @@
+"""StageCandidates -> CostTable: every candidate's sharding problem solved, at a few prices of memory (paper, section 5.2, t_intra).
+
+Which price is right only the stage DP knows, since it depends on how many microbatches are in flight; so each candidate gives one StageOption a price,
+and those that can never win are dropped (`cost_table.pareto`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from alpa_hpc.cluster.compute import flop_rate
+from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
+from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.ir.flops import aval_bytes, jaxpr_flops
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.workspace import evenly_split_workspace
+from alpa_hpc.stages.candidate import StageCandidate
+from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
+
+PRICE_FACTORS = (0.0, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
+MICROBATCHES_IN_FLIGHT = 4.0  # a byte a microbatch weighs as that many held all iteration
+
+
+@dataclass(slots=True, eq=False)
+class StagePricer:
+    """Prices candidates of one step on one cluster. Solvers, one a (submesh, shape, remat), are kept: they remember what they solved."""
+
+    step: LayeredStep
+    cluster: ClusterSpec
+    _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
+    _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
+
+    def solver(self, submesh: Submesh, shape: MeshShape, *, remat: bool) -> StageSolver:
+        """The sharding solver of a mesh."""
+        key = (submesh, shape, remat)
+        if key not in self._solvers:
+            self._solvers[key] = StageSolver(self.step, MeshPrices(logical_mesh(self.cluster, submesh, shape)), remat)
+        return self._solvers[key]
+
+    @property
+    def num_problems(self) -> int:
+        """Distinct layer problems built so far."""
+        return sum(solver.num_problems for solver in self._solvers.values())
+
+    @property
+    def num_runs(self) -> int:
+        """Distinct (run of layers, mesh, memory price) solved so far."""
+        return sum(solver.num_runs for solver in self._solvers.values())
+
+    def build(self, candidates: Sequence[StageCandidate]) -> None:
+        """Build every layer problem that the candidates need; `price` then only solves."""
+        for candidate in candidates:
+            solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
+            for index in range(candidate.start, candidate.stop):
+                solver.problem(index)
+
+    def price(self, candidates: Sequence[StageCandidate]) -> CostTable:
+        """The cost table of all candidates that can be run."""
+        cells: dict[Cell, list[StageOption]] = {}
+        for candidate in candidates:
+            options = self.options(candidate)
+            if options:
+                cells.setdefault((candidate.start, candidate.stop, candidate.submesh), []).extend(options)
+        table = {cell: pareto(options) for cell, options in cells.items()}
+        return CostTable(len(self.step.layers), table, boundary_bytes(self.step))
+
+    def options(self, candidate: StageCandidate) -> tuple[StageOption, ...]:
+        """The Pareto points of one candidate; none where no strategy divides its tensors."""
+        solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
+        workspace = max(self.workspace(index, candidate) for index in range(candidate.start, candidate.stop))
+        options: list[StageOption] = []
+        for variant in range(len(PRICE_FACTORS)):
+            value = solver.value(candidate.start, candidate.stop, self.memory_price(variant))
+            if isfinite(value.seconds):
+                seconds = value.seconds / self.step.num_microbatches
+                bytes_ = (value.fixed_bytes, value.inflight_bytes, workspace)
+                options.append(StageOption(candidate.shape, candidate.remat, variant, seconds, 0.0, *bytes_, measured=False))
+        return pareto(options)
+
+    def workspace(self, index: int, candidate: StageCandidate) -> float:
+        """Bytes a device that a layer needs while it runs, were everything split evenly (exact only once strategies are chosen)."""
+        layer = self.step.layers[index]
+        key = (layer.key, candidate.remat)
+        if key not in self._workspaces:
+            problem = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat).problem(index)
+            self._workspaces[key] = evenly_split_workspace(problem, 1)
+        return self._workspaces[key] / candidate.shape.num_devices
+
+    def memory_price(self, variant: int) -> MemoryPrice:
+        """What a byte is worth, in seconds an iteration."""
+        price = PRICE_FACTORS[variant] * ideal_seconds(self.step, self.cluster) / self.cluster.device.memory
+        return MemoryPrice(price, price * MICROBATCHES_IN_FLIGHT)
+
+    def choose(self, candidate: StageCandidate, variant: int) -> tuple[ChosenLayer, ...]:
+        """The strategies behind an option."""
+        solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
+        return solver.choose(candidate.start, candidate.stop, self.memory_price(variant))
+
+
+def ideal_seconds(step: LayeredStep, cluster: ClusterSpec) -> float:
+    """Seconds of an iteration if the whole cluster computed at its 32-bit rate and nothing else took time."""
+    flop = sum(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)
+    return flop * step.num_microbatches / cluster.num_devices / flop_rate(cluster.device, 4)
+
+
+def boundary_bytes(step: LayeredStep) -> tuple[float, ...]:
+    """Bytes of the values that cross the cut before each layer, a microbatch, forward."""
+    made = {value: layer.index for layer in step.layers for value in layer.outputs}
+    last = {value: layer.index for layer in step.layers for value in layer.inputs}
+    return tuple(
+        float(sum(aval_bytes(step.values[value]) for value, maker in made.items() if maker < cut <= last.get(value, -1)))
+        for cut in range(len(step.layers))
+    )
+
+
+def state_bytes(step: LayeredStep) -> Mapping[int, float]:
+    """For each layer, bytes of the state it owns and of its gradient accumulators: what its devices hold at the very least."""
+    seen: set[int] = set()
+    held: dict[int, float] = {}
+    leaves = {work.param: work.leaves for work in step.update.params}
+    for layer in step.layers:
+        mine = [param for param in layer.params if param not in seen]
+        seen.update(mine)
+        state = sum(aval_bytes(step.state_avals[leaf]) for param in mine for leaf in leaves[param])
+        held[layer.index] = float(state + sum(aval_bytes(step.state_avals[param]) for param in layer.params))
+    return held
+
+
+def possible(candidates: Sequence[StageCandidate], step: LayeredStep, cluster: ClusterSpec) -> tuple[StageCandidate, ...]:
+    """The candidates whose own state, and the other layers' state on the other devices, can fit at all. Loses nothing."""
+    held = state_bytes(step)
+    total = sum(held.values())
+    memory = float(cluster.device.memory)
+
+    def fits(candidate: StageCandidate) -> bool:
+        own = sum(held[index] for index in range(candidate.start, candidate.stop))
+        others = cluster.num_devices - candidate.submesh.num_devices
+        return own <= memory * candidate.submesh.num_devices and total - own <= memory * others
+
+    return tuple(candidate for candidate in candidates if fits(candidate))

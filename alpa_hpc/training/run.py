@@ -1,0 +1,92 @@
+"""A plan on this process's devices -> a finished training: as one rank of an MPI job, or alone with all meshes."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.errors import LaunchError
+from alpa_hpc.plan.plan import ParallelPlan
+from alpa_hpc.planner.lookup import stages_of_plan
+from alpa_hpc.planner.search import SCHEDULES
+from alpa_hpc.runtime.assemble import Assembly, assemble
+from alpa_hpc.runtime.check import check_programs
+from alpa_hpc.runtime.listing import program_hash
+from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.runtime.transport import MpiTransport, in_process_transports
+from alpa_hpc.runtime.watchdog import WatchdogLimits, watched
+from alpa_hpc.training.data import DataSource
+from alpa_hpc.training.loop import Report, TrainingFigures, train
+from alpa_hpc.training.options import TrainingOptions
+from alpa_hpc.training.prepare import Prepared
+from alpa_hpc.training.session import InProcessSession, RankSession, build_runner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingJob:
+    """What is trained, by which plan, on what."""
+
+    prepared: Prepared
+    plan: ParallelPlan
+    cluster: ClusterSpec
+    options: TrainingOptions
+    data: DataSource
+
+
+def assemble_plan(job: TrainingJob) -> Assembly:
+    """The plan's stages and programs, checked; every rank derives them for itself."""
+    schedule = SCHEDULES[ScheduleKind(job.plan.schedule)]
+    assembly = assemble(job.prepared.step, stages_of_plan(job.plan, job.prepared.step, job.cluster), schedule)
+    check_programs(assembly.programs, schedule)
+    return assembly
+
+
+def initial_leaves(job: TrainingJob) -> Mapping[int, np.ndarray[Any, Any]]:
+    """The state's leaves as host arrays, the same on every rank for the same seed."""
+    state = jax.jit(job.prepared.train_step.init)(jax.random.key(job.options.seed))
+    return {leaf: np.asarray(value) for leaf, value in enumerate(jax.tree.leaves(state))}
+
+
+def train_in_process(job: TrainingJob, report: Report) -> TrainingFigures:
+    """Train with all meshes on this process's devices; device i of the plan is device i of the process."""
+    assembly = assemble_plan(job)
+    devices = jax.devices()
+    if len(devices) < job.plan.num_devices:
+        raise LaunchError(f"the plan uses {job.plan.num_devices} devices, this process has {len(devices)}: use launcher=local.")
+    meshes = [
+        Mesh(np.array([devices[i] for i in stage.devices]).reshape(stage.shape.sizes), ("x", "y")) for stage in job.plan.stages
+    ]
+    transports = in_process_transports(meshes)
+    leaves = initial_leaves(job)
+    runners = [
+        build_runner(assembly, job.prepared.traced, index, mesh, transport, leaves)
+        for index, (mesh, transport) in enumerate(zip(meshes, transports, strict=True))
+    ]
+    return train(InProcessSession(runners), job.data, job.options, report)
+
+
+def train_as_rank(job: TrainingJob, context: Any, links: Any, report: Report) -> TrainingFigures:
+    """Train as one rank of an MPI job that has joined its mesh (`context`, a runtime.groups.MeshContext); all ranks compile before step 1."""
+    assembly = assemble_plan(job)
+    check_same_programs(context, assembly)
+    transport = MpiTransport(context, links)
+    runner = build_runner(assembly, job.prepared.traced, context.mesh_index, context.mesh, transport, initial_leaves(job))
+    context.world.Barrier()
+    limits = WatchdogLimits()
+    with watched(runner.training, context.rank, limits, sys.stderr, lambda: context.world.Abort(1)):
+        return train(RankSession(runner), job.data, job.options, report)
+
+
+def check_same_programs(context: Any, assembly: Assembly) -> None:
+    """Raise LaunchError where ranks derived different programs from the same plan."""
+    hashes = context.world.allgather(program_hash(assembly.programs))
+    if len(set(hashes)) > 1:
+        raise LaunchError(
+            f"ranks derived different programs from the same plan (hashes {sorted(set(hashes))}): they run different versions of Python, jax or "
+            "alpa_hpc. Give all nodes the same environment."
+        )

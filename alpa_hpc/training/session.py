@@ -1,0 +1,137 @@
+"""An assembly on real devices -> sessions that train and score batches: all meshes in this process, or one mesh of an MPI job (DESIGN, "Ranks")."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from alpa_hpc.ir.reference import microbatch_inputs
+from alpa_hpc.ir.trace import TracedStep
+from alpa_hpc.runtime.assemble import Assembly, compile_evaluation, compile_tasks, evaluation_program, place_batch, place_state
+from alpa_hpc.runtime.execute import Executor, FeedBatch, IterationResult, prepare, run_interleaved, run_iteration
+from alpa_hpc.runtime.instructions import Buffer
+from alpa_hpc.runtime.transport import AbstractTransport
+
+Batch = Any
+Figures = dict[str, float]
+
+
+class Session(Protocol):
+    """What the training loop needs: one iteration on a batch, and the loss of a batch without training on it."""
+
+    def train(self, batch: Batch) -> Figures:
+        """Run one iteration; the metrics of the step."""
+        ...
+
+    def score(self, batch: Batch) -> float:
+        """The loss of a batch."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class MeshRunner:
+    """One mesh: its compiled programs and its state."""
+
+    assembly: Assembly
+    traced: TracedStep
+    index: int
+    mesh: Mesh
+    training: Executor
+    scoring: Executor
+    resident: Mapping[Buffer, jax.Array]
+
+    def feed(self, batch: Batch) -> FeedBatch:
+        """Microbatch inputs of a batch, put on the mesh as they are asked for."""
+        parts = microbatch_inputs(self.traced, _StateView(self.traced, self.resident).tree(), batch)
+
+        def fed(batch_input: int, microbatch: int) -> jax.Array:
+            return place_batch(self.assembly, self.index, self.mesh, batch_input, np.asarray(parts[microbatch][batch_input]))
+
+        return fed
+
+    def take(self, result: IterationResult) -> Figures:
+        """Keep the new state; the metrics as numbers."""
+        self.resident = result.resident
+        names = self.assembly.step.metric_names
+        return {name: float(np.asarray(result.results[Buffer(f"metric.{k}")])) for k, name in enumerate(names)}
+
+    def loss_of(self, result: IterationResult) -> float:
+        """The loss of a scored batch: sum / count where the step counts, else the mean over microbatches."""
+        totals = [float(np.asarray(result.results[Buffer(f"total.{k}")])) for k in range(self.traced.num_values)]
+        return totals[0] / (totals[1] if len(totals) == 2 else self.traced.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StateView:
+    """The few state leaves that the work before the loss reads, in a whole state's tree (the others stay where they are)."""
+
+    traced: TracedStep
+    resident: Mapping[Buffer, jax.Array]
+
+    def tree(self) -> object:
+        leaves: list[object] = [0] * len(self.traced.state_avals)
+        for leaf in self.traced.before_leaves:
+            leaves[leaf] = np.asarray(self.resident[Buffer(f"state.{leaf}")])
+        return jax.tree.unflatten(self.traced.state_tree, leaves)
+
+
+def build_runner(
+    assembly: Assembly, traced: TracedStep, index: int, mesh: Mesh, transport: AbstractTransport, leaves: Mapping[int, np.ndarray]
+) -> MeshRunner:
+    """Compile the programs of mesh `index` and place its state."""
+    training = prepare(assembly.programs[index], compile_tasks(assembly, index, mesh), transport)
+    scoring = prepare(evaluation_program(assembly, index), compile_evaluation(assembly, index, mesh), transport)
+    return MeshRunner(assembly, traced, index, mesh, training, scoring, place_state(assembly, index, mesh, leaves))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InProcessSession:
+    """All meshes in this process, one thread going from mesh to mesh."""
+
+    runners: Sequence[MeshRunner]
+
+    def train(self, batch: Batch) -> Figures:
+        """See Session."""
+        feeds = [runner.feed(batch) for runner in self.runners]
+        results = run_interleaved([runner.training for runner in self.runners], _handed_over(self.runners), feeds)
+        return [runner.take(result) for runner, result in zip(self.runners, results, strict=True)][0]
+
+    def score(self, batch: Batch) -> float:
+        """See Session."""
+        feeds = [runner.feed(batch) for runner in self.runners]
+        results = run_interleaved([runner.scoring for runner in self.runners], _handed_over(self.runners), feeds)
+        for runner, result in zip(self.runners, results, strict=True):
+            runner.resident = result.resident
+        return self.runners[0].loss_of(results[0])
+
+
+def _handed_over(runners: Sequence[MeshRunner]) -> list[Mapping[Buffer, jax.Array]]:
+    """The state of each mesh, no longer held by its runner: tasks consume it."""
+    states = [runner.resident for runner in runners]
+    for runner in runners:
+        runner.resident = {}
+    return states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSession:
+    """This rank's part of one mesh; the other ranks run the same calls."""
+
+    runner: MeshRunner
+
+    def train(self, batch: Batch) -> Figures:
+        """See Session."""
+        feed = self.runner.feed(batch)
+        (state,) = _handed_over([self.runner])
+        return self.runner.take(run_iteration(self.runner.training, state, feed))
+
+    def score(self, batch: Batch) -> float:
+        """See Session."""
+        feed = self.runner.feed(batch)
+        (state,) = _handed_over([self.runner])
+        result = run_iteration(self.runner.scoring, state, feed)
+        self.runner.resident = result.resident
+        return self.runner.loss_of(result)
