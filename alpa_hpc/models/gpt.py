@@ -67,7 +67,7 @@ class GPT:
         seed = jax.random.key_data(key) if self.dropout > 0 else key
         for block in params["blocks"]:
             x, seed = self._block(block, x, seed)
-        logits = lax.dot_general(x, embedding, (((2,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        logits = lax.dot_general(x, embedding, (((2,), (1,)), ((), ()))).astype(jnp.float32)  # so its gradient is a product in `dtype` again
         return _cross_entropy(logits + params["output_bias"], tokens[:, 1:])
 
     def _block(self, block: Params, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -84,7 +84,7 @@ class GPT:
         weight, bias = block["qkv"].astype(x.dtype), block["qkv_bias"].astype(x.dtype)
         qkv = lax.dot_general(x, weight, (((2,), (0,)), ((), ()))) + bias
         q, k, v = (lax.index_in_dim(qkv, part, axis=2, keepdims=False) for part in range(3))
-        scores = jnp.einsum("bshd,bthd->bhst", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+        scores = jnp.einsum("bshd,bthd->bhst", q, k).astype(jnp.float32) / math.sqrt(q.shape[-1])
         shape = (self.sequence, self.sequence)
         visible = lax.broadcasted_iota(jnp.int32, shape, 0) >= lax.broadcasted_iota(jnp.int32, shape, 1)
         weights = _softmax(jnp.where(visible, scores, -1e9)).astype(x.dtype)

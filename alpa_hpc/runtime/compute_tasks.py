@@ -1,14 +1,33 @@
 """The tasks that run once a microbatch: forward, backward, sums of cotangents, and the local all-gathers after a transfer."""
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
+import jax
+from jax import lax
+
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.instructions import Layout, MeshProgram, Recv, Run
 from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, batch_spec, gradient_spec, layout_of, param_spec, whole_layout
-from alpa_hpc.runtime.tasks import Argument, Local, LocalFunction, StageTask, accumulate, split_arguments, tile_zeros
+from alpa_hpc.runtime.tasks import (
+    Argument,
+    Local,
+    LocalFunction,
+    StageTask,
+    accumulate,
+    accumulators,
+    arrays,
+    one_array,
+    split_arguments,
+    tile_zeros,
+)
 from alpa_hpc.sharding.apply import ChosenLayer, reshard, run_program
 from alpa_hpc.sharding.localise import Place
 
-Arrays = dict[int, Local]
+Arrays = dict[int, jax.Array]
 
 
 def gradient_layouts(step: LayeredStep, stage: Stage, param: int) -> tuple[Layout, ...]:
@@ -24,7 +43,7 @@ def residual_layouts(step: LayeredStep, stage: Stage) -> tuple[Layout, ...]:
         layer = chosen.problem.layer
         variables = layer.forward.jaxpr.outvars[len(layer.outputs) :]
         for tensor, var in zip(chosen.problem.residuals, variables, strict=False):
-            layouts.append(layout_of(var.aval, chosen.spec(tensor), stage.shape))  # type: ignore[arg-type]
+            layouts.append(layout_of(aval_of(var), chosen.spec(tensor), stage.shape))
     inner = [layout_of(step.values[v], stage.port_spec("value", v), stage.shape) for v in stage.inner_values()]
     return (*layouts, *inner)
 
@@ -66,12 +85,12 @@ def forward_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
         def run(*arguments: Local) -> tuple[Local, ...]:
             groups = split_arguments(arguments, (len(io.params), len(io.batch), len(io.inputs), len(extras)))
             state, batch, values = _named(io, groups)
-            residuals: list[Local] = []
+            residuals: list[jax.Array] = []
             for chosen in stage.layers:
                 residuals += _forward_layer(stage, chosen, state, batch, values, place)
             totals = [
-                accumulate(step, k, total, values[step.loss_outputs[k].value])  # type: ignore[arg-type]
-                for k, total in zip(io.loss_outputs, groups[3], strict=True)
+                accumulate(step, k, total, values[step.loss_outputs[k].value])
+                for k, total in zip(io.loss_outputs, arrays(groups[3]), strict=True)
             ]
             inner = [values[v] for v in stage.inner_values()]
             return (*(values[v] for v in io.outputs), *residuals, *inner, *totals)
@@ -111,23 +130,28 @@ def zero_losses_task(step: LayeredStep, stage: Stage) -> StageTask:
     return StageTask("zero_losses", function, (), outputs)
 
 
-def _named(io: StageIO, groups: list[list[Local]]) -> tuple[Arrays, Arrays, Arrays]:
-    return dict(zip(io.params, groups[0], strict=True)), dict(zip(io.batch, groups[1], strict=True)), dict(zip(io.inputs, groups[2], strict=True))
+def _named(io: StageIO, groups: Sequence[Sequence[Local]]) -> tuple[Arrays, Arrays, Arrays]:
+    """Parameters, batch inputs and values by their numbers."""
+    state = dict(zip(io.params, arrays(groups[0]), strict=True))
+    batch = dict(zip(io.batch, arrays(groups[1]), strict=True))
+    return state, batch, dict(zip(io.inputs, arrays(groups[2]), strict=True))
 
 
-def _forward_layer(stage: Stage, chosen: ChosenLayer, state: Arrays, batch: Arrays, values: Arrays, place: Place) -> list[Local]:
+def _forward_layer(stage: Stage, chosen: ChosenLayer, state: Arrays, batch: Arrays, values: Arrays, place: Place) -> list[jax.Array]:
+    """Put the layer's outputs into `values`; what comes back are its residuals."""
     problem = chosen.problem
     results = run_program(problem.forward, chosen, _layer_reads(stage, chosen, state, batch, values, place), place)
     for port, tensor, x in zip(problem.outputs, problem.forward.outputs, results, strict=False):
         values[port.value] = reshard(x, chosen.spec(tensor), chosen.spec(port.tensor), place)
-    return list(results[len(problem.outputs) :]) if problem.residuals else []
+    return [] if problem.remat else results[len(problem.outputs) :]
 
 
-def _layer_reads(stage: Stage, chosen: ChosenLayer, state: Arrays, batch: Arrays, values: Arrays, place: Place) -> list:  # type: ignore[type-arg]
+def _layer_reads(stage: Stage, chosen: ChosenLayer, state: Arrays, batch: Arrays, values: Arrays, place: Place) -> tuple[jax.Array, ...]:
+    """What a layer reads, as it wants it."""
     layer = chosen.problem.layer
-    params = [reshard(state[p], stage.param_spec(p), param_spec(chosen, p), place) for p in layer.params]  # type: ignore[arg-type]
-    inputs = [reshard(batch[b], stage.batch_spec(b), batch_spec(chosen, b), place) for b in layer.batch]  # type: ignore[arg-type]
-    return [*params, *inputs, *(values[v] for v in layer.inputs)]
+    params = [reshard(state[p], stage.param_spec(p), param_spec(chosen, p), place) for p in layer.params]
+    inputs = [reshard(batch[b], stage.batch_spec(b), batch_spec(chosen, b), place) for b in layer.batch]
+    return (*params, *inputs, *(values[v] for v in layer.inputs))
 
 
 def backward_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
@@ -136,23 +160,18 @@ def backward_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
     residuals = residual_layouts(step, stage)
     cotangents = tuple(io.cotangent_layouts[v] for v in io.cotangent_outputs)
     gradients = tuple(gradient_layouts(step, stage, p) for p in io.gradients)
-    inner = stage.inner_values()
+    counts = (len(io.params), len(io.batch), len(io.inputs), len(residuals), len(cotangents), len(gradients))
 
     def function(place: Place) -> LocalFunction:
         def run(*arguments: Local) -> tuple[Local, ...]:
-            counts = (len(io.params), len(io.batch), len(io.inputs), len(residuals), len(cotangents), len(gradients))
             groups = split_arguments(arguments, counts)
             state, batch, values = _named(io, groups)
-            flowing: Arrays = dict(zip(io.cotangent_outputs, groups[4], strict=True))
-            sums = {p: list(x) for p, x in zip(io.gradients, groups[5], strict=True)}  # type: ignore[arg-type]
-            kept = groups[3]
-            first_inner = len(kept) - len(inner)
-            values.update(zip(inner, kept[first_inner:], strict=True))
-            kept = kept[:first_inner]
-            for chosen in reversed(stage.layers):
-                mine = len(chosen.problem.residuals)
-                kept, own = kept[: len(kept) - mine], kept[len(kept) - mine :]
-                _backward_layer(stage, chosen, _layer_reads(stage, chosen, state, batch, values, place) + own, flowing, sums, place)
+            kept = _kept(stage, arrays(groups[3]), values)
+            flowing = dict(zip(io.cotangent_outputs, arrays(groups[4]), strict=True))
+            sums = {p: list(accumulators(x)) for p, x in zip(io.gradients, groups[5], strict=True)}
+            for chosen, own in reversed(list(zip(stage.layers, kept, strict=True))):
+                reads = _layer_reads(stage, chosen, state, batch, values, place)
+                _backward_layer(stage, chosen, (*reads, *own), flowing, sums, place)
             return (*(flowing[v] for v in io.cotangent_inputs), *(tuple(sums[p]) for p in io.gradients))
 
         return run
@@ -163,25 +182,37 @@ def backward_task(step: LayeredStep, stage: Stage, io: StageIO) -> StageTask:
     return StageTask("backward", function, inputs, outputs, tuple(range(first, first + len(gradients))))
 
 
-def _backward_layer(stage: Stage, chosen: ChosenLayer, reads: list, flowing: Arrays, sums: dict[int, list], place: Place) -> None:  # type: ignore[type-arg]
+def _kept(stage: Stage, residuals: Sequence[jax.Array], values: Arrays) -> list[Sequence[jax.Array]]:
+    """The residuals of each layer; the values that went from layer to layer, which stand behind them, are put into `values`."""
+    kept: list[Sequence[jax.Array]] = []
+    start = 0
+    for chosen in stage.layers:
+        stop = start + len(chosen.problem.residuals)
+        kept.append(residuals[start:stop])
+        start = stop
+    values.update(zip(stage.inner_values(), residuals[start:], strict=True))
+    return kept
+
+
+def _backward_layer(
+    stage: Stage, chosen: ChosenLayer, reads: Sequence[jax.Array], flowing: Arrays, sums: dict[int, list[jax.Array]], place: Place
+) -> None:
+    """Add the layer's cotangents to `flowing` and its gradients to `sums`."""
     problem = chosen.problem
-    arriving = [_cotangent(chosen, position, flowing, place) for position in range(len(problem.cotangent_outputs))]
+    missing = [port.value for port in problem.cotangent_outputs if port.value not in flowing]
+    assert not missing, f"no cotangents of values {missing} arrive at layer {problem.layer.index}"
+    arriving = [flowing[port.value] for port in problem.cotangent_outputs]
+    if problem.remat:  # the barrier keeps XLA from recomputing a layer before its cotangents are there
+        reads, arriving = lax.optimization_barrier((tuple(reads), arriving))
+        reads = (*reads, *run_program(problem.forward, chosen, reads, place)[len(problem.outputs) :])
     results = run_program(problem.backward, chosen, [*reads, *arriving], place)
     for port, tensor, x in zip(problem.cotangent_inputs, problem.backward.outputs, results, strict=False):
         piece = reshard(x, chosen.spec(tensor), chosen.spec(port.tensor), place)
-        flowing[port.value] = flowing[port.value] + piece if port.value in flowing else piece  # type: ignore[operator]
+        flowing[port.value] = flowing[port.value] + piece if port.value in flowing else piece
     gradients = results[len(problem.cotangent_inputs) :]
     for param, gradient in zip(problem.layer.params, gradients, strict=True):
         slot = stage.readers(param).index(chosen)
         sums[param][slot] = sums[param][slot] + gradient
-
-
-def _cotangent(chosen: ChosenLayer, position: int, flowing: Arrays, place: Place):  # type: ignore[no-untyped-def]
-    port = chosen.problem.cotangent_outputs[position]
-    if port.value in flowing:
-        return flowing[port.value]
-    tensor = chosen.problem.tensors[port.tensor]
-    raise AssertionError(f"no cotangent of value {port.value} {tensor.shape} arrives at {place.shape}")
 
 
 def sum_task(io: StageIO, value: int, num_parts: int) -> StageTask:
@@ -190,7 +221,7 @@ def sum_task(io: StageIO, value: int, num_parts: int) -> StageTask:
 
     def function(place: Place) -> LocalFunction:
         del place
-        return lambda *parts: (sum(parts[1:], parts[0]),)  # type: ignore[arg-type]
+        return lambda *parts: (reduce(add, arrays(parts)),)
 
     return StageTask(f"sum:{value}", function, (layout,) * num_parts, (layout,))
 
@@ -199,14 +230,14 @@ def gather_task(name: str, wire: Layout, wanted: Layout) -> StageTask:
     """From the layout in which an array crosses meshes to the one its reader wants."""
 
     def function(place: Place) -> LocalFunction:
-        return lambda x: (reshard(x, wire.spec, wanted.spec, place),)  # type: ignore[arg-type]
+        return lambda x: (reshard(one_array(x), wire.spec, wanted.spec, place),)
 
     return StageTask(name, function, (wire,), (wanted,))
 
 
 def arriving_tasks(program: MeshProgram, io: StageIO) -> tuple[StageTask, ...]:
     """The gather and sum tasks that a program runs."""
-    wires = {(one.buffer.name): one.target for one in program.instructions if isinstance(one, Recv)}
+    wires = {one.buffer.name: one.target for one in program.instructions if isinstance(one, Recv)}
     tasks: dict[str, StageTask] = {}
     for one in program.instructions:
         if isinstance(one, Run) and one.task not in tasks:

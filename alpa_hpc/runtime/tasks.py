@@ -1,8 +1,8 @@
 """Stage -> its tasks: forward, backward, reductions and update as functions of one device's tiles, and their compilation.
 
-A task is written once, for one device at a `Place`. Training compiles it inside `shard_map` over the stage's mesh (fully manual: no collective
-but the planned ones); profiling compiles the same function for one lone device. An array that is a partial sum over mesh axes crosses the
-border of a task with one leading dim for each of them, so that each device keeps its summand.
+A task is written once, for one device at a `Place`. Training compiles it inside `shard_map` over the stage's mesh (fully manual: no
+collective but the planned ones); profiling compiles the same function for one lone device. An array that is a partial sum over mesh axes
+crosses the border of a task with one leading dim for each of them, so that each device keeps its summand.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from alpa_hpc.sharding.spec import Spec
 Argument = Layout | tuple[Layout, ...]  # a buffer: one array, or the accumulators of one gradient
 Local = jax.Array | tuple[jax.Array, ...]
 LocalFunction = Callable[..., tuple[Local, ...]]
-CompilerOptions = Mapping[str, bool | int | float | str]
+CompilerOptions = Mapping[str, str | bool]
 Made = TypeVar("Made")
 
 

@@ -3,19 +3,20 @@
 The update is where each parameter's gradient is summed over the mesh (one reduce-scatter), and its new value handed out (one all-gather).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.work import LayeredStep, ReductionKind
-from alpa_hpc.runtime.compute_tasks import gradient_layouts, loss_layouts
+from alpa_hpc.runtime.compute_tasks import Arrays, backward_task, forward_task, gradient_layouts, loss_layouts, zeros_task
 from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import PipelineIO, StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec, whole_layout
-from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, split_arguments
+from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, accumulators, arrays, split_arguments
 from alpa_hpc.sharding.apply import reshard, run_program
 from alpa_hpc.sharding.localise import Place
 from alpa_hpc.sharding.spec import Spec
@@ -38,7 +39,7 @@ def merged_layouts(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param:
     """The accumulators of an owned parameter, and after them the sums that arrived from replicas."""
     own = gradient_layouts(step, stage, param)
     shared = pipeline.shared_params.get(param)
-    return own if shared is None else own + (layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape),) * len(shared.replicas)
+    return own if shared is None else own + reduced_layout(step, stage, param) * len(shared.replicas)
 
 
 def summed(stage: Stage, param: int, parts: Sequence[jax.Array], place: Place) -> jax.Array:
@@ -57,10 +58,9 @@ def reduce_task(step: LayeredStep, stage: Stage, param: int) -> StageTask:
     """On a replica's mesh: its accumulators -> their sum over the mesh."""
 
     def function(place: Place) -> LocalFunction:
-        return lambda parts: (summed(stage, param, parts, place),)
+        return lambda parts: (summed(stage, param, accumulators(parts), place),)
 
-    layout = layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape)
-    return StageTask(f"reduce:{param}", function, (gradient_layouts(step, stage, param),), (layout,), (0,))
+    return StageTask(f"reduce:{param}", function, (gradient_layouts(step, stage, param),), reduced_layout(step, stage, param), (0,))
 
 
 def merge_task(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param: int) -> StageTask:
@@ -68,7 +68,7 @@ def merge_task(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param: int
 
     def function(place: Place) -> LocalFunction:
         del place
-        return lambda own, *arrived: ((*own, *arrived),)
+        return lambda own, *arrived: ((*accumulators(own), *arrays(arrived)),)
 
     own = gradient_layouts(step, stage, param)
     merged = merged_layouts(step, stage, pipeline, param)
@@ -82,7 +82,7 @@ def reduced_layout(step: LayeredStep, stage: Stage, param: int) -> tuple[Layout,
 
 def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
     """[gradients, leaves, totals] -> [gradients summed over the mesh, partial scalar of each reduction]."""
-    leaves = _updated_leaves(io, pipeline, stage, step)
+    leaves = _updated_leaves(step, stage, io)
     gradients = tuple(merged_layouts(step, stage, pipeline, p) for p in io.owned)
     totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
     scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
@@ -90,12 +90,13 @@ def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeli
     def function(place: Place) -> LocalFunction:
         def run(*arguments: Local) -> tuple[Local, ...]:
             groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals)))
-            sums = {p: summed(stage, p, parts, place) for p, parts in zip(io.owned, groups[0], strict=True)}  # type: ignore[arg-type]
-            state = dict(zip(leaves, groups[1], strict=True))
-            shared = _run(step.update.shared_before, [*(state[leaf] for leaf in step.update.shared_leaves), *groups[2]])
+            sums = {p: summed(stage, p, accumulators(parts), place) for p, parts in zip(io.owned, groups[0], strict=True)}
+            state = dict(zip(leaves, arrays(groups[1]), strict=True))
+            shared = _run(step.update.shared_before, [*(state[leaf] for leaf in step.update.shared_leaves), *arrays(groups[2])])
             joined = [neutral(kind, aval) for kind, aval in zip(step.update.reductions, reduction_avals(step), strict=True)]
             for param in io.owned:
-                _join_partials(step, stage, param, sums[param], state, shared, joined, place)
+                for reduction, scalar in _partials(stage, param, sums[param], state, shared, place):
+                    joined[reduction] = combine(step.update.reductions[reduction], joined[reduction], scalar)
             return (*((sums[p],) for p in io.owned), *joined)
 
         return run
@@ -104,18 +105,21 @@ def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeli
     return StageTask("partials", function, (*gradients, *leaves.values(), *totals), outputs, tuple(range(len(gradients))))
 
 
-def _join_partials(step: LayeredStep, stage: Stage, param: int, gradient, state, shared, joined, place: Place) -> None:  # type: ignore[no-untyped-def]
+def _partials(
+    stage: Stage, param: int, gradient: jax.Array, state: Arrays, shared: Sequence[jax.Array], place: Place
+) -> list[tuple[int, jax.Array]]:
+    """(reduction, scalar) of one parameter, summed over the mesh."""
     chosen, program = stage.update_of(param)
     work = program.work
     if not work.reductions:
-        return
+        return []
     arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars_in)]
-    for reduction, tensor, value in zip(work.reductions, program.partials.outputs, run_program(program.partials, chosen, arguments, place), strict=True):
-        whole = reshard(value, chosen.spec(tensor), Spec(()), place)
-        joined[reduction] = combine(step.update.reductions[reduction], joined[reduction], whole)
+    values = run_program(program.partials, chosen, arguments, place)
+    whole = [reshard(value, chosen.spec(t), Spec(()), place) for t, value in zip(program.partials.outputs, values, strict=True)]
+    return list(zip(work.reductions, whole, strict=True))
 
 
-def _leaves_at_update(stage: Stage, param: int, state, place: Place) -> list:  # type: ignore[no-untyped-def,type-arg]
+def _leaves_at_update(stage: Stage, param: int, state: Arrays, place: Place) -> list[jax.Array]:
     chosen, program = stage.update_of(param)
     values = [state[leaf] for leaf in program.work.leaves]
     values[0] = reshard(values[0], stage.param_spec(param), chosen.spec(program.leaves[0]), place)
@@ -148,47 +152,43 @@ def reduction_avals(step: LayeredStep) -> tuple[ShapedArray, ...]:
     """Avals of the partial scalars."""
     avals: dict[int, ShapedArray] = {}
     for work in step.update.params:
-        for reduction, var in zip(work.reductions, work.partials.jaxpr.outvars, strict=True):
-            avals[reduction] = var.aval  # type: ignore[assignment]
+        for reduction, atom in zip(work.reductions, work.partials.jaxpr.outvars, strict=True):
+            avals[reduction] = aval_of(atom)
     return tuple(avals[reduction] for reduction in range(len(step.update.reductions)))
 
 
-def _run(jaxpr: ClosedJaxpr, arguments: Sequence[Local]) -> list[jax.Array]:
+def _run(jaxpr: ClosedJaxpr, arguments: Sequence[jax.Array]) -> list[jax.Array]:
     return list(jaxpr_as_fun(jaxpr)(*arguments))
 
 
-def _updated_leaves(io: StageIO, pipeline: PipelineIO, stage: Stage, step: LayeredStep) -> dict[int, Layout]:
-    del pipeline
-    layouts = leaf_layouts(step, stage, io)
+def _updated_leaves(step: LayeredStep, stage: Stage, io: StageIO) -> Mapping[int, Layout]:
+    """Resident leaves that change here: all but replicas, whose owners send them."""
     replicas = set(io.params) - set(io.owned)
-    return {leaf: layout for leaf, layout in layouts.items() if leaf not in replicas}
+    return {leaf: layout for leaf, layout in leaf_layouts(step, stage, io).items() if leaf not in replicas}
 
 
 def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
     """[gradients, leaves, totals, reduced scalars] -> [new leaves, metrics]."""
-    leaves = _updated_leaves(io, pipeline, stage, step)
+    leaves = _updated_leaves(step, stage, io)
     reduced_already = bool(step.update.reductions)
-    gradients = tuple(
-        reduced_layout(step, stage, p) if reduced_already else merged_layouts(step, stage, pipeline, p) for p in io.owned
-    )
+    gradients = tuple(reduced_layout(step, stage, p) if reduced_already else merged_layouts(step, stage, pipeline, p) for p in io.owned)
     totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
     scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
-    after = step.update.shared_after.jaxpr
-    num_shared = len(step.update.shared_leaves)
-    metrics = tuple(whole_layout(var.aval, stage.shape) for var in after.outvars[step.update.num_scalars_after + num_shared :])  # type: ignore[arg-type]
+    shared_leaves, num_rates = step.update.shared_leaves, step.update.num_scalars_after
+    metrics = tuple(whole_layout(aval_of(x), stage.shape) for x in step.update.shared_after.jaxpr.outvars[num_rates + len(shared_leaves) :])
 
     def function(place: Place) -> LocalFunction:
         def run(*arguments: Local) -> tuple[Local, ...]:
             groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals), len(scalars)))
-            state = dict(zip(leaves, groups[1], strict=True))
-            shared_state = [state[leaf] for leaf in step.update.shared_leaves]
-            results = _run(step.update.shared_after, [*shared_state, *groups[2], *groups[3]])
-            rates = results[: step.update.num_scalars_after]
-            new = dict(zip(step.update.shared_leaves, results[len(rates) :], strict=False))
+            state = dict(zip(leaves, arrays(groups[1]), strict=True))
+            results = _run(step.update.shared_after, [*(state[leaf] for leaf in shared_leaves), *arrays(groups[2]), *arrays(groups[3])])
+            rates = results[:num_rates]
+            new = dict(zip(shared_leaves, results[num_rates:], strict=False))
             for param, parts in zip(io.owned, groups[0], strict=True):
-                whole = parts[0] if reduced_already else summed(stage, param, parts, place)  # type: ignore[arg-type]
+                gradient = accumulators(parts)
+                whole = gradient[0] if reduced_already else summed(stage, param, gradient, place)
                 new.update(_update_param(stage, param, whole, state, rates, place))
-            return (*(new[leaf] for leaf in leaves), *results[len(rates) + num_shared :])
+            return (*(new[leaf] for leaf in leaves), *results[num_rates + len(shared_leaves) :])
 
         return run
 
@@ -197,7 +197,8 @@ def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeline
     return StageTask("update", function, inputs, outputs, tuple(range(len(gradients) + len(leaves))))
 
 
-def _update_param(stage: Stage, param: int, gradient, state, rates, place: Place) -> dict[int, jax.Array]:  # type: ignore[no-untyped-def]
+def _update_param(stage: Stage, param: int, gradient: jax.Array, state: Arrays, rates: Sequence[jax.Array], place: Place) -> Arrays:
+    """The new leaves of one parameter, as they are stored."""
     chosen, program = stage.update_of(param)
     arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(rates[i] for i in program.work.scalars_out)]
     results = run_program(program.update, chosen, arguments, place)
@@ -211,10 +212,9 @@ def _update_param(stage: Stage, param: int, gradient, state, rates, place: Place
 
 def stage_tasks(step: LayeredStep, stage: Stage, pipeline: PipelineIO, index: int, others: Sequence[StageTask]) -> dict[str, StageTask]:
     """Every task of mesh `index`; `others` = its gather and sum tasks, which depend on its program."""
-    from alpa_hpc.runtime.compute_tasks import backward_task, forward_task, zeros_task
-
     io = pipeline.stages[index]
-    tasks = [zeros_task(step, stage, io), forward_task(step, stage, io), backward_task(step, stage, io), update_task(step, stage, io, pipeline)]
+    tasks = [zeros_task(step, stage, io), forward_task(step, stage, io), backward_task(step, stage, io)]
+    tasks.append(update_task(step, stage, io, pipeline))
     if step.update.reductions:
         tasks.append(partials_task(step, stage, io, pipeline))
     for param, shared in pipeline.shared_params.items():

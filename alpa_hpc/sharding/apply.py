@@ -1,7 +1,7 @@
 """LayerProblem + choices -> what one device computes: the layer's equations on tiles, with exactly the collectives that were priced.
 
-Everything here is traced inside `shard_map` (all axes manual), so XLA inserts no collective of its own: each resharding edge is the steps of
-`reshard_steps`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
+Everything here is traced inside `shard_map` (all axes manual), so XLA inserts no collective of its own: each resharding edge is the steps
+of `reshard_steps`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
 """
 
 from collections.abc import Sequence

@@ -51,6 +51,8 @@ def stage_seconds(layers: Sequence[ChosenLayer], prices: MeshPrices) -> StageSec
         problem = chosen.problem
         outputs = [port.tensor for port in problem.outputs]
         forward += program_seconds(problem.forward, outputs, chosen, prices)
+        if problem.remat:
+            backward += program_seconds(problem.forward, (), chosen, prices)
         cotangents = [port.tensor for port in problem.cotangent_inputs]
         backward += program_seconds(problem.backward, cotangents, chosen, prices)
         update += update_seconds(chosen, prices)

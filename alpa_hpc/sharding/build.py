@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
-from alpa_hpc.ir.graph import Atom
+from alpa_hpc.ir.graph import Atom, variables
 from alpa_hpc.ir.work import Layer, ParamUpdate
-from alpa_hpc.sharding.equation_work import NO_WORK, equation_work
+from alpa_hpc.sharding.equation_work import NO_WORK, Leaving, equation_work
 from alpa_hpc.sharding.graph import FREE, EquationRecord, Graph, Tensor, add_equation, operand_tensors
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs
 from alpa_hpc.sharding.problem import ShardingProblem
@@ -52,7 +52,7 @@ class UpdateProgram:
 class LayerProblem:
     """The problem of one layer on one mesh, and what its tensors and nodes stand for.
 
-    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = (parameter owned elsewhere, tensor in which its new value arrives).
+    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = parameters owned elsewhere, and where their new values arrive.
     """
 
     layer: Layer
@@ -74,6 +74,11 @@ class LayerProblem:
     replicas: tuple[tuple[int, int], ...]
 
     @property
+    def remade(self) -> tuple[int, ...]:
+        """Residuals that the backward makes again for itself."""
+        return self.forward.outputs[len(self.outputs) :] if self.remat else ()
+
+    @property
     def ports(self) -> tuple[int, ...]:
         """Nodes shared with the neighbours, in the order inputs, cotangents of inputs, outputs, cotangents of outputs."""
         groups = (*self.inputs, *self.cotangent_inputs, *self.outputs, *self.cotangent_outputs)
@@ -89,8 +94,8 @@ def build_layer(
     """
     graph = Graph(prices)
     draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches))
-    forward = draft.forward()
-    backward, gradients = draft.backward(forward, layer.recompute_backward if remat else layer.backward, remat=remat)
+    forward = draft.forward(remat=remat)
+    backward, gradients = draft.backward(forward, remat=remat)
     for tensor in (*draft.params, *gradients):
         graph.hold(tensor, inflight=False)
     programs, replicas = _updates(graph, layer, updates, draft.params, gradients)
@@ -156,26 +161,35 @@ class _LayerDraft:
             ports.append(Port(value, self.graph.add_source(f"{kind}.{position}", var, specs=specs)))
         return tuple(ports)
 
-    def forward(self) -> Program:
-        """The forward program, its outputs resharded to their ports; residuals and inputs are held for each microbatch in flight."""
+    def forward(self, *, remat: bool) -> Program:
+        """The forward program, its outputs resharded to their ports; inputs are held for each microbatch in flight.
+
+        Recomputed, it runs twice a microbatch and by the same strategies: residuals are made again where the backward expects them.
+        """
+        flat = self.layer.forward.jaxpr
         inputs = (*self.params, *self.batch, *(port.tensor for port in self.inputs))
-        program = add_program(self.graph, "forward", self.layer.forward, inputs, frozenset(), self.weight)
+        leaving = flat.outvars[: len(self.outputs)] if remat else flat.outvars
+        weight = 2 * self.weight if remat else self.weight
+        program = add_program(self.graph, "forward", self.layer.forward, inputs, Leaving(frozenset(variables(leaving)), frozenset()), weight)
         for port, tensor in zip(self.outputs, program.outputs, strict=False):
             _to_port(self.graph, tensor, port, self.weight)
         for port in self.inputs:
             self.graph.hold(port.tensor, inflight=True)
         return program
 
-    def backward(self, forward: Program, jaxpr: ClosedJaxpr, *, remat: bool) -> tuple[Program, tuple[int, ...]]:
+    def backward(self, forward: Program, *, remat: bool) -> tuple[Program, tuple[int, ...]]:
         """The backward program; cotangents of inputs go to their ports, gradients stay where they are made."""
-        residuals = () if remat else forward.outputs[len(self.outputs) :]
-        for tensor in sorted(set(residuals)):
-            self.graph.hold(tensor, inflight=True)
+        jaxpr = self.layer.backward
+        residuals = forward.outputs[len(self.outputs) :]
+        if not remat:
+            for tensor in sorted(set(residuals)):
+                self.graph.hold(tensor, inflight=True)
         sources = (*self.params, *self.batch, *(port.tensor for port in self.inputs), *residuals)
         inputs = (*sources, *(port.tensor for port in self.cotangent_outputs))
         first = len(self.cotangent_inputs)
-        gradients = frozenset(var for var in jaxpr.jaxpr.outvars[first:] if isinstance(var, Var))
-        program = add_program(self.graph, "backward", jaxpr, inputs, gradients, self.weight)
+        outvars = jaxpr.jaxpr.outvars
+        leaving = Leaving(frozenset(variables(outvars)), frozenset(variables(outvars[first:])))
+        program = add_program(self.graph, "backward", jaxpr, inputs, leaving, self.weight)
         for port, tensor in zip(self.cotangent_inputs, program.outputs, strict=False):
             _to_port(self.graph, tensor, port, self.weight)
         return program, program.outputs[first:]
@@ -186,14 +200,14 @@ def _to_port(graph: Graph, tensor: int, port: Port, weight: float) -> None:
     graph.require(tensor, home.home, home.specs, weight)
 
 
-def add_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, inputs: tuple[int, ...], gradients: frozenset[Var], weight: float) -> Program:
+def add_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, inputs: tuple[int, ...], leaving: Leaving, weight: float) -> Program:
     """Put all equations of a flat jaxpr into the graph."""
     flat: Jaxpr = jaxpr.jaxpr
     tensor_of: dict[Var, int] = dict(zip(flat.invars, inputs, strict=True))
     for var in flat.constvars:
         tensor_of[var] = graph.free_tensor(var)
     records: list[EquationRecord] = []
-    for index, (eqn, how) in enumerate(zip(flat.eqns, equation_work(flat, gradients), strict=True)):
+    for index, (eqn, how) in enumerate(zip(flat.eqns, equation_work(flat, leaving), strict=True)):
         operands = operand_tensors(eqn, tensor_of)
         if eqn.primitive.name == "optimization_barrier":
             record = EquationRecord(FREE, (), operands, operands, NO_WORK, replicated=False)
@@ -229,7 +243,8 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
 
 def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...]) -> Program:
     scalars = tuple(graph.free_tensor(var) for var in jaxpr.jaxpr.invars[len(sources) :])
-    return add_program(graph, name, jaxpr, (*sources, *scalars), frozenset(), 1.0)
+    leaving = Leaving(frozenset(variables(jaxpr.jaxpr.outvars)), frozenset())
+    return add_program(graph, name, jaxpr, (*sources, *scalars), leaving, 1.0)
 
 
 def _return_leaves(graph: Graph, update: Program, param: int, leaves: list[int]) -> None:

@@ -1,7 +1,7 @@
 """The collectives of a device, and their stand-ins that keep shapes and memory traffic but talk to nobody.
 
-Programs are written against `AbstractCollectives`: training runs them inside `shard_map` with `MeshCollectives`; profiling a device's own work
-runs the same program with `LoneCollectives` on one device (DESIGN 7.12).
+Programs are written against `AbstractCollectives`: training runs them inside `shard_map` with `MeshCollectives`; profiling a device's own
+work runs the same program with `LoneCollectives` on one device (DESIGN 7.12).
 """
 
 from typing import Final, Protocol

@@ -10,7 +10,7 @@ from math import prod
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from alpa_hpc.ir.graph import Atom, aval_of
+from alpa_hpc.ir.graph import Atom, aval_of, variables
 from alpa_hpc.sharding.strategies.registry import CONTRACTIONS, rule_of
 from alpa_hpc.sharding.strategies.rule import OpRule, shape_of
 
@@ -33,12 +33,20 @@ class EquationWork:
 NO_WORK = EquationWork(None, 0.0, 0.0, 4, gradient_reduction=False, may_stay_partial=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Variables of a program that are kept when it has run; those among them that are added up over microbatches."""
+
+    kept: frozenset[Var]
+    gradients: frozenset[Var]
+
+
 @lru_cache(maxsize=512)
-def equation_work(jaxpr: Jaxpr, gradients: frozenset[Var]) -> tuple[EquationWork, ...]:
-    """Work of each equation; `gradients` are the variables that are accumulated over microbatches."""
+def equation_work(jaxpr: Jaxpr, leaving: Leaving) -> tuple[EquationWork, ...]:
+    """Work of each equation of a program of which `leaving` is kept."""
     rules = [rule_of(eqn) for eqn in jaxpr.eqns]
-    exist = _must_exist(jaxpr, rules)
-    waiting = _only_linear_to(jaxpr, gradients)
+    exist = must_exist(jaxpr, leaving.kept)
+    waiting = _only_linear_to(jaxpr, leaving.gradients)
     return tuple(_work(eqn, rule, exist, waiting) for eqn, rule in zip(jaxpr.eqns, rules, strict=True))
 
 
@@ -60,16 +68,12 @@ def _work(eqn: JaxprEqn, rule: OpRule | None, exist: frozenset[Var], waiting: fr
     return EquationWork(rule, flop, moved, itemsize, gradient_reduction=is_gradient, may_stay_partial=stays)
 
 
-def must_exist(jaxpr: Jaxpr) -> frozenset[Var]:
-    """Variables that must lie in memory: read by a contraction or leaving the program."""
-    return _must_exist(jaxpr, [rule_of(eqn) for eqn in jaxpr.eqns])
-
-
-def _must_exist(jaxpr: Jaxpr, rules: list[OpRule | None]) -> frozenset[Var]:
-    exist = {var for var in jaxpr.outvars if isinstance(var, Var)}
-    for eqn, rule in zip(jaxpr.eqns, rules, strict=True):
-        if eqn.primitive.name in CONTRACTIONS or rule is None:
-            exist.update(atom for atom in eqn.invars if isinstance(atom, Var))
+def must_exist(jaxpr: Jaxpr, kept: frozenset[Var]) -> frozenset[Var]:
+    """Variables that must lie in memory: kept when the program has run, or read by a contraction or an operator without a rule."""
+    exist = set(kept)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in CONTRACTIONS or rule_of(eqn) is None:
+            exist.update(variables(eqn.invars))
     return frozenset(exist)
 
 

@@ -1,9 +1,9 @@
 """Equations -> sharding problem: nodes that choose, tensors whose specs follow from a choice, edges that reshard (paper, section 4.2).
 
 Two kinds of node. A *spec node* chooses how a family of tensors lies: a weight, a boundary value, or an operator's result with all the
-elementwise operators that follow it. An *operator node* chooses how a contraction is split; its result is finished (summed, scattered) on its
-edge to the spec node of the result. Both are exact: a follower never reshards, whatever reads it may. Operators without operands are free:
-each device makes what it needs.
+elementwise operators that follow it. An *operator node* chooses how a contraction is split; its result is finished (summed, scattered) on
+its edge to the spec node of the result. Both are exact: a follower never reshards, whatever reads it may. Operators without operands are
+free: each device makes what it needs.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from alpa_hpc.sharding.pricing import MeshPrices, all_specs, with_partials
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.spec import SpecList, replicated
 from alpa_hpc.sharding.strategies.registry import CONTRACTIONS, whole_rule
-from alpa_hpc.sharding.strategies.rule import shape_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
 
 FREE = -1  # the home of tensors that any device makes by itself
 
@@ -184,7 +184,11 @@ class _Adding:
     def _result(self, node: int, table: PlanTable, position: int, var: Var) -> int:
         """The result as it is made lies on the operator's node; it is finished on the way to the spec node where it stays."""
         mesh = self.graph.prices.mesh
-        specs = all_specs(shape_of(var), mesh)
+        assert self.how.rule is not None, "contractions have rules"
+        factors = self.how.rule.results[position]  # a dim without a factor is never made in pieces, so its pieces are not worth a spec
+        specs = tuple(
+            spec for spec in all_specs(shape_of(var), mesh) if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
+        )
         if self.how.may_stay_partial:
             specs = with_partials(specs, mesh)
         spec_node = self.graph.add_node(f"{self.name}:result", [str(spec) for spec in specs])

@@ -1,6 +1,6 @@
 """One equation on one device: the same primitive with the shapes of this device's tiles.
 
-Most primitives take their shapes from their operands; those that carry shapes in their parameters, or that must know where the device's tile
+Most primitives take their shapes from their operands; those that carry shapes in their parameters, or that must know where the tile
 lies, have an entry in `LOCAL`. Sums over split factors are left partial (paper, section 4.1); `apply.py` finishes them.
 """
 
@@ -119,7 +119,7 @@ def _fill_value(eqn: JaxprEqn, dtype: jnp.dtype) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(jnp.nan, dtype)
     if dtype == jnp.bool_:
-        return jnp.asarray(True, dtype)
+        return jnp.ones((), dtype)
     limits = jnp.iinfo(dtype)
     return jnp.asarray(limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max, dtype)
 

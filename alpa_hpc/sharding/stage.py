@@ -1,8 +1,9 @@
 """Layers on one mesh -> the best ways to run each run of them: elimination layer by layer, each message made once (paper, section 4.2).
 
-Layers touch only through their ports, so the sharding problem of layers a..b is that of a..b-1 plus one layer: what is left of the former after
-all inner nodes are eliminated is a *message* over the ports that later layers read. Messages and layer problems are kept by content, so equal
-layers, and runs of equal layers, are solved once whatever their place in the model. It is the exact optimum of the whole stage's problem.
+Layers touch only through their ports, so the sharding problem of layers a..b is that of a..b-1 plus one layer: what is left of the former
+after all inner nodes are eliminated is a *message* over the ports that later layers read. Messages and layer problems are kept by content,
+so equal layers, and runs of equal layers, are solved once whatever their place in the model. It is the exact optimum of the whole stage's
+problem.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 
 TABLE_CAP = 20_000_000
 LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
-INNER = 1_000_000  # variable number of node n of the stage's layer i (0, 1, ...): (i + 1) * INNER + n; ports are numbered from 0
+INNER = 1_000_000  # variable of node n of the stage's layer number i: (i + 1) * INNER + n; ports are numbered from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +148,22 @@ def _check_done(result: Elimination, live: frozenset[int]) -> None:
 
 
 def problem_factors(problem: ShardingProblem, price: MemoryPrice) -> tuple[Factor, ...]:
-    """Node and edge costs as factors; bytes weigh in the score at their price."""
+    """Node and edge costs as factors; bytes weigh in the score at their price. Nodes without a choice are no variables."""
     factors: list[Factor] = []
     for v, (seconds, fixed, inflight) in enumerate(zip(problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, strict=True)):
-        factors.append(make_factor((v,), seconds + price.fixed * fixed + price.inflight * inflight, fixed, inflight, seconds))
+        factors.append(_squeezed(make_factor((v,), seconds + price.fixed * fixed + price.inflight * inflight, fixed, inflight, seconds)))
     for edge in problem.edges:
-        factors.append(make_factor((edge.source, edge.target), edge.costs, 0.0, 0.0, edge.costs))
+        factors.append(_squeezed(make_factor((edge.source, edge.target), edge.costs, 0.0, 0.0, edge.costs)))
     return tuple(factors)
+
+
+def _squeezed(factor: Factor) -> Factor:
+    """Without variables that have one state."""
+    wide = [axis for axis, size in enumerate(factor.score.shape) if size > 1]
+    if len(wide) == len(factor.scope):
+        return factor
+    shape = tuple(factor.score.shape[axis] for axis in wide)
+    return Factor(tuple(factor.scope[axis] for axis in wide), factor.score.reshape(shape), factor.parts.reshape(3, *shape))
 
 
 @lru_cache(maxsize=65536)

@@ -15,7 +15,7 @@ from alpa_hpc.sharding.equation_work import must_exist
 def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
     """The most bytes that tensors made inside the program hold at once; `num_bytes` gives a tensor's bytes a device."""
     jaxpr = program.jaxpr.jaxpr
-    exist = must_exist(jaxpr)
+    exist = must_exist(jaxpr, frozenset())
     made = [
         {tensor for var, tensor in zip(eqn.outvars, record.results, strict=True) if var in exist}
         for eqn, record in zip(jaxpr.eqns, program.records, strict=True)
@@ -32,20 +32,22 @@ def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
     return peak
 
 
+def layer_workspace(problem: LayerProblem, num_bytes: Callable[[int], float]) -> float:
+    """Bytes that the layer's forward or backward needs on top of its buffers; a recomputed layer's residuals live inside its backward."""
+    remade = sum(num_bytes(tensor) for tensor in set(problem.remade))
+    return max(peak_bytes(problem.forward, num_bytes), remade + peak_bytes(problem.backward, num_bytes))
+
+
 def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:
     """Bytes a device if every tensor were split over all devices: a lower bound that knows no strategy."""
-    return max(peak_bytes(program, lambda tensor: problem.tensors[tensor].num_bytes / num_devices) for program in (problem.forward, problem.backward))
+    return layer_workspace(problem, lambda tensor: problem.tensors[tensor].num_bytes / num_devices)
 
 
 def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     """Bytes a device that the hungriest layer of a stage needs while it runs on a mesh of `shape`."""
-    return max(_layer_workspace(chosen, shape) for chosen in layers)
+    return max(_chosen_workspace(chosen, shape) for chosen in layers)
 
 
-def _layer_workspace(chosen: ChosenLayer, shape: MeshShape) -> float:
-    problem = chosen.problem
-
-    def num_bytes(tensor: int) -> float:
-        return problem.tensors[tensor].num_bytes / chosen.spec(tensor).num_shards(shape)
-
-    return max(peak_bytes(program, num_bytes) for program in (problem.forward, problem.backward))
+def _chosen_workspace(chosen: ChosenLayer, shape: MeshShape) -> float:
+    tensors = chosen.problem.tensors
+    return layer_workspace(chosen.problem, lambda tensor: tensors[tensor].num_bytes / chosen.spec(tensor).num_shards(shape))

@@ -7,7 +7,11 @@ from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule, shape_of
 
 
 def dot_general_rule(eqn: JaxprEqn) -> OpRule:
-    """Factors: batch dims, free dims of each side, contracted dims (summed). Result dims are batch, left free, right free."""
+    """Factors: batch dims, free dims of each side, contracted dims (summed). Result dims are batch, left free, right free.
+
+    A batched product (attention) is split over its batch dims alone, as in the original: splitting inside the small products moves more than it saves,
+    and would square the number of specs that the tensors around it can have.
+    """
     (left_contract, right_contract), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left_shape, right_shape = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     left, right = [UNSPLIT] * len(left_shape), [UNSPLIT] * len(right_shape)
@@ -30,7 +34,18 @@ def dot_general_rule(eqn: JaxprEqn) -> OpRule:
                 dims[d] = len(sizes)
                 result.append(len(sizes))
                 sizes.append(shape[d])
-    return OpRule(tuple(sizes), (tuple(left), tuple(right)), (tuple(result),), tuple(reduced))
+    rule = OpRule(tuple(sizes), (tuple(left), tuple(right)), (tuple(result),), tuple(reduced))
+    num_batch = len(left_batch)
+    return _only_factors(rule, num_batch) if any(size > 1 for size in sizes[:num_batch]) else rule
+
+
+def _only_factors(rule: OpRule, count: int) -> OpRule:
+    """The rule with its first `count` factors only."""
+
+    def kept(dims: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(factor if factor < count else UNSPLIT for factor in dims)
+
+    return OpRule(rule.sizes[:count], tuple(map(kept, rule.operands)), tuple(map(kept, rule.results)))
 
 
 def reduction_rule(eqn: JaxprEqn) -> OpRule:

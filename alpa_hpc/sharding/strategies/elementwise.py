@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from alpa_hpc.ir.graph import aval_of
-from alpa_hpc.sharding.strategies.rule import OpRule, shape_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, OpRule, shape_of
 
 ELEMENTWISE = frozenset(
     (
@@ -19,21 +19,20 @@ LINEAR = frozenset("add sub neg add_any convert_element_type copy copy_p".split(
 
 
 def elementwise_rule(eqn: JaxprEqn) -> OpRule | None:
-    """Dims align by position; an operand of another shape (a scalar) is whole on every device."""
+    """Dims align by position; a dim of size 1 that is stretched, and an operand without dims, are whole on every device."""
     shape = shape_of(eqn.outvars[0])
     factors = tuple(range(len(shape)))
     operands: list[tuple[int, ...]] = []
     for atom in eqn.invars:
-        if shape_of(atom) == shape:
-            operands.append(factors)
-        elif shape_of(atom) == ():
-            operands.append(())
-        else:
+        sizes = shape_of(atom)
+        if sizes and len(sizes) != len(shape):
             return None
+        operands.append(tuple(d if size == shape[d] else UNSPLIT for d, size in enumerate(sizes)))
     return OpRule(shape, tuple(operands), (factors,) * len(eqn.outvars), linear=_is_linear(eqn, operands))
 
 
 def _is_linear(eqn: JaxprEqn, operands: list[tuple[int, ...]]) -> bool:
     if eqn.primitive.name == "convert_element_type" and jnp.issubdtype(aval_of(eqn.invars[0]).dtype, jnp.inexact):
         return jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.inexact)  # the sum of rounded parts is not the rounded sum
-    return eqn.primitive.name in LINEAR and () not in operands  # x + 1 of a partial x would add 1 on every device
+    whole = tuple(range(len(shape_of(eqn.outvars[0]))))  # x + 1 of a partial x would add 1 on every device
+    return eqn.primitive.name in LINEAR and whole != () and all(dims == whole for dims in operands)

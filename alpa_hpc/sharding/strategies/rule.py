@@ -1,7 +1,8 @@
 """The sharding rule of an operator, in factors: the loops of its computation that a mesh axis may split.
 
-Every dim of every operand and result either belongs to one factor or to none (`UNSPLIT`). Giving a mesh axis to a factor splits all dims of
-that factor over the axis; a factor that is summed over (a contraction) leaves a partial sum. So a strategy is an assignment of axes to factors.
+Every dim of every operand and result either belongs to one factor or to none (`UNSPLIT`). Giving a mesh axis to a factor splits all dims
+of that factor over the axis; a factor that is summed over (a contraction) leaves a partial sum. So a strategy is an assignment of axes to
+factors.
 """
 
 import enum
@@ -27,8 +28,8 @@ class Combine(enum.Enum):
 class OpRule:
     """`operands[i][d]` / `results[i][d]` = factor of dim d, or UNSPLIT; `sizes[f]` must be divisible by the axes given to factor f.
 
-    `reduced` maps a factor that no result dim has to how its pieces combine. `linear` = partial operands (all of them, over the same axes) give a
-    partial result, so the sum may be put off. `offset_dims` marks rules whose local form needs the device's place (iota, lookup in a split table).
+    `reduced` maps a factor that no result dim has to how its pieces combine. `linear` = partial operands (all of them, over the same axes)
+    give a partial result, so the sum may be put off.
     """
 
     sizes: tuple[int, ...]
