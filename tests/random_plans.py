@@ -220,11 +220,13 @@ def random_plans(seed: int, count: int, per_range: int, numbers_of_microbatches:
     draw = random.Random(seed)
     stages = pool(draw, per_range)
     plans: dict[Plan, None] = {}
-    while len(plans) < count:
+    for _ in range(100 * count):
+        if len(plans) == count:
+            return list(plans)
         cuts = sorted(draw.sample(range(1, NUM_LAYERS), draw.choice((0, 1, 1, 2, 2))))
         ranges = zip((0, *cuts), (*cuts, NUM_LAYERS), strict=True)
         plans[Plan(tuple(draw.choice(stages[one]) for one in ranges), draw.choice(numbers_of_microbatches))] = None
-    return list(plans)
+    raise AssertionError(f"the pool has only {len(plans)} plans, expected {count}: enlarge it")
 
 
 def splits(family: Family, plan: Plan) -> tuple[bool, bool]:

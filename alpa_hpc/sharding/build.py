@@ -4,6 +4,7 @@ Forward and backward count once a microbatch, synchronisation and update once an
 nodes of their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,12 +12,20 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from alpa_hpc.ir.graph import Atom, variables
 from alpa_hpc.ir.work import Layer, ParamUpdate
+from alpa_hpc.sharding.dim_classes import awkward_dims
 from alpa_hpc.sharding.equation_work import NO_WORK, Leaving, equation_work
 from alpa_hpc.sharding.graph import FREE, EquationRecord, Graph, Tensor, add_equation, operand_tensors
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.spec import replicated
 from alpa_hpc.sharding.strategies.rule import shape_of
+
+
+class SpecSpace(enum.Enum):
+    """Which specs tensors may have: all that divide, or only those that split no awkward dim (`dim_classes`)."""
+
+    FULL = "full"
+    NARROW = "narrow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +95,13 @@ class LayerProblem:
 
 
 def build_layer(
-    layer: Layer, updates: tuple[ParamUpdate, ...], loss_values: frozenset[int], prices: MeshPrices, *, remat: bool, num_microbatches: int
+    layer: Layer, updates: tuple[ParamUpdate, ...], loss_values: frozenset[int], prices: MeshPrices, *, remat: bool, num_microbatches: int, space: SpecSpace = SpecSpace.FULL
 ) -> LayerProblem:
     """The sharding problem of `layer` on the mesh of `prices`.
 
     `updates` are those of the parameters it owns, `loss_values` the values that are results of the loss: each device holds these whole.
     """
-    graph = Graph(prices)
+    graph = Graph(prices, awkward_dims(layer) if space is SpecSpace.NARROW else {})
     draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches))
     forward = draft.forward(remat=remat)
     backward, gradients = draft.backward(forward, remat=remat)
@@ -157,7 +166,7 @@ class _LayerDraft:
         ports: list[Port] = []
         for position, (value, var) in enumerate(variables.items()):
             shape = shape_of(var)
-            specs = (replicated(len(shape)),) if value in whole else all_specs(shape, self.graph.prices.mesh)
+            specs = (replicated(len(shape)),) if value in whole else self.graph.specs_for(var)
             ports.append(Port(value, self.graph.add_source(f"{kind}.{position}", var, specs=specs)))
         return tuple(ports)
 

@@ -6,7 +6,7 @@ its edge to the spec node of the result. Both are exact: a follower never reshar
 free: each device makes what it needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -66,6 +66,7 @@ class Graph:
     """A sharding problem being written. `weight` arguments say how often an iteration runs the thing."""
 
     prices: MeshPrices
+    avoided: Mapping[Var, frozenset[int]] = field(default_factory=dict[Var, frozenset[int]])  # dims that no spec splits
     nodes: list[_Node] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
@@ -81,9 +82,15 @@ class Graph:
         self.tensors.append(Tensor(shape_of(atom), itemsize_of(atom), home, specs))
         return len(self.tensors) - 1
 
+    def specs_for(self, var: Atom) -> SpecList:
+        """Every spec that a tensor may have."""
+        specs = all_specs(shape_of(var), self.prices.mesh)
+        avoided = frozenset[int]() if isinstance(var, Literal) else self.avoided.get(var, frozenset())
+        return tuple(spec for spec in specs if not any(spec.dims[d] for d in avoided)) if avoided else specs
+
     def add_source(self, name: str, var: Atom, *, specs: SpecList | None = None) -> int:
         """A tensor that comes from outside, with a node that chooses among all its specs (or `specs`)."""
-        chosen = all_specs(shape_of(var), self.prices.mesh) if specs is None else specs
+        chosen = self.specs_for(var) if specs is None else specs
         return self.add_tensor(var, self.add_node(name, [str(spec) for spec in chosen]), chosen)
 
     def free_tensor(self, atom: Atom) -> int:
@@ -187,7 +194,7 @@ class _Adding:
         assert self.how.rule is not None, "contractions have rules"
         factors = self.how.rule.results[position]  # a dim without a factor is never made in pieces, so its pieces are not worth a spec
         specs = tuple(
-            spec for spec in all_specs(shape_of(var), mesh) if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
+            spec for spec in self.graph.specs_for(var) if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
         )
         if self.how.may_stay_partial:
             specs = with_partials(specs, mesh)

@@ -13,12 +13,12 @@ from functools import lru_cache
 from alpa_hpc.errors import SolverError
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.build import LayerProblem, Port, UpdateProgram, build_layer
+from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
 from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 
-TABLE_CAP = 20_000_000
+TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
 LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
 INNER = 1_000_000  # variable of node n of the stage's layer number i: (i + 1) * INNER + n; ports are numbered from 0
 
@@ -62,6 +62,7 @@ class StageSolver:
     step: LayeredStep
     prices: MeshPrices
     remat: bool
+    _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
     _layers: dict[tuple[str, MemoryPrice], Elimination] = field(default_factory=dict)
     _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], _Message] = field(default_factory=dict)
@@ -77,15 +78,31 @@ class StageSolver:
         """Distinct runs of layers and memory prices solved so far."""
         return len(self._values)
 
+    @property
+    def space(self) -> SpecSpace:
+        """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
+        if not self._space:
+            self._space.append(SpecSpace.FULL)
+            try:
+                self.value(0, len(self.step.layers), MemoryPrice(0.0, 0.0))
+            except TooWideError:
+                self._space[0] = SpecSpace.NARROW
+                for solved in (self._problems, self._layers, self._messages, self._values):
+                    solved.clear()
+        return self._space[0]
+
     def value(self, start: int, stop: int, price: MemoryPrice) -> StageValue:
         """The optimum for layers [start, stop)."""
         wiring = wire(self.step, start, stop)
         key = (price, wiring)
         if key not in self._values:
-            left = eliminate(self._message(start, wiring, price).factors, frozenset(), TABLE_CAP)
-            total = combine(left.factors, (), ())
-            self._values[key] = StageValue(float(total.seconds), float(total.fixed), float(total.inflight))
+            self._values[key] = self._optimum(start, wiring, price)
         return self._values[key]
+
+    def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
+        left = eliminate(self._message(start, wiring, price).factors, frozenset(), TABLE_CAP)
+        total = combine(left.factors, (), ())
+        return StageValue(float(total.seconds), float(total.fixed), float(total.inflight))
 
     def choose(self, start: int, stop: int, price: MemoryPrice) -> tuple[ChosenLayer, ...]:
         """The optimum's strategies, layer by layer."""
@@ -112,7 +129,7 @@ class StageSolver:
         if content not in self._problems:
             losses = frozenset(output.value for output in self.step.loss_outputs)
             self._problems[content] = build_layer(
-                layer, updates, losses, self.prices, remat=self.remat, num_microbatches=self.step.num_microbatches
+                layer, updates, losses, self.prices, remat=self.remat, num_microbatches=self.step.num_microbatches, space=self.space
             )
         return _renamed(self._problems[content], layer, updates)
 
@@ -137,11 +154,15 @@ class StageSolver:
         return self._messages[key]
 
 
+class TooWideError(SolverError):
+    """Elimination would need tables above the cap."""
+
+
 def _check_done(result: Elimination, live: frozenset[int]) -> None:
     for factor in result.factors:
         wide = [v for v in factor.scope if v not in live]
         if wide:
-            raise SolverError(
+            raise TooWideError(
                 f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
                 "Use more and smaller layers (layers.num_layers)."
             )

@@ -69,7 +69,7 @@ def gpt() -> Family:
 FAMILIES = {"mlp": mlp, "mlp_adamw": mlp_adamw, "gpt": gpt}
 PLANS = {
     "mlp": random_plans(0, 120, 3, (1, 2, 4)),
-    "mlp_adamw": random_plans(1, 30, 1, (3,)),
+    "mlp_adamw": random_plans(1, 30, 2, (3,)),
     "gpt": random_plans(2, 60, 2, (2, 8)),
 }
 CASES = [(name, number) for name, plans in PLANS.items() for number in range(len(plans))]

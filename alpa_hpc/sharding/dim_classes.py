@@ -1,0 +1,96 @@
+"""A layer's programs -> dims that are not worth splitting, for where the whole space of specs is too wide to be searched exactly.
+
+Dims that some operator splits together form a class (the batch, the hidden size, the heads, ...). A class is *awkward* if a matrix product must have one of
+its dims whole: the sequence and the head size, around attention. Splitting it means resharding there, so leaving it out loses little and makes
+every table smaller. A layer whose dims are all awkward keeps them.
+"""
+
+from collections.abc import Mapping
+
+from jax.extend.core import Jaxpr, Literal, Var
+
+from alpa_hpc.ir.graph import Atom
+from alpa_hpc.ir.work import Layer
+from alpa_hpc.sharding.strategies.registry import rule_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
+
+Dim = tuple[Var, int]
+
+
+class _Classes:
+    """Union-find over dims."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Dim, Dim] = {}
+        self._awkward: set[Dim] = set()
+
+    def find(self, dim: Dim) -> Dim:
+        root = dim
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        self._parent[dim] = root
+        return root
+
+    def join(self, a: Dim, b: Dim) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+    def mark(self, dim: Dim) -> None:
+        self._awkward.add(dim)
+
+    def awkward_roots(self) -> frozenset[Dim]:
+        return frozenset(self.find(dim) for dim in self._awkward)
+
+
+def awkward_dims(layer: Layer) -> Mapping[Var, frozenset[int]]:
+    """For each variable of the layer's forward and backward, its dims of awkward classes."""
+    classes = _Classes()
+    forward, backward = layer.forward.jaxpr, layer.backward.jaxpr
+    for program in (forward, backward):
+        _join_equations(program, classes)
+    num_reads = len(forward.invars)
+    num_outputs = len(layer.outputs)
+    for a, b in zip(forward.invars, backward.invars, strict=False):
+        _join_variables(a, b, classes)
+    residuals = forward.outvars[num_outputs:]
+    for a, b in zip(residuals, backward.invars[num_reads:], strict=False):
+        _join_variables(a, b, classes)
+    for value, cotangent in zip(layer.cotangent_outputs, backward.invars[num_reads + len(residuals) :], strict=True):
+        _join_variables(forward.outvars[layer.outputs.index(value)], cotangent, classes)
+    for param, gradient in zip(forward.invars, backward.outvars[len(layer.cotangent_inputs) :], strict=False):
+        _join_variables(param, gradient, classes)
+    return _marked(classes, (forward, backward))
+
+
+def _join_equations(program: Jaxpr, classes: _Classes) -> None:
+    for eqn in program.eqns:
+        rule = rule_of(eqn)
+        if rule is None:
+            continue
+        first: dict[int, Dim] = {}
+        for atom, factors in (*zip(eqn.invars, rule.operands, strict=True), *zip(eqn.outvars, rule.results, strict=True)):
+            if isinstance(atom, Literal):
+                continue
+            for d, factor in enumerate(factors):
+                if factor != UNSPLIT:
+                    classes.join((atom, d), first.setdefault(factor, (atom, d)))
+                elif eqn.primitive.name == "dot_general":
+                    classes.mark((atom, d))
+
+
+def _join_variables(a: Atom, b: Atom, classes: _Classes) -> None:
+    if isinstance(a, Literal) or isinstance(b, Literal) or shape_of(a) != shape_of(b):
+        return
+    for d in range(len(shape_of(a))):
+        classes.join((a, d), (b, d))
+
+
+def _marked(classes: _Classes, programs: tuple[Jaxpr, ...]) -> Mapping[Var, frozenset[int]]:
+    roots = classes.awkward_roots()
+    found: dict[Var, frozenset[int]] = {}
+    for program in programs:
+        atoms = (*program.invars, *(var for eqn in program.eqns for var in eqn.outvars))
+        for var in atoms:
+            dims = frozenset(d for d, size in enumerate(shape_of(var)) if classes.find((var, d)) in roots or size == 1)
+            if any(d not in dims for d in range(len(shape_of(var)))):
+                found[var] = dims
+    return found
