@@ -11,7 +11,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
@@ -91,6 +91,20 @@ def compose_command_line(task: Callable[[Composed], None]) -> None:
     check_arguments(sys.argv[1:])
     register()
     hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
+
+
+def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """The config of `python -m alpa_hpc +experiment=NAME OVERRIDES`, for callers within Python.
+
+    Raises ConfigError for an unknown experiment, key or type, and where `to_config` does.
+    """
+    register()
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base=HYDRA_VERSION):
+            composed = hydra.compose("config", [f"+experiment={name}", *overrides])
+    except HydraException as error:
+        raise ConfigError(f"cannot compose experiment {name!r}: {_first_line(error)}. {_shipped_experiments()}") from error
+    return to_config(composed)
 
 
 def register() -> None:

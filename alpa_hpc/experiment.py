@@ -1,12 +1,13 @@
 """THE MAIN PATH: config -> traced step -> layers -> candidates -> costs -> stages -> programs -> plan -> training.
 
-`run` is the login side; `plan_run`, `profile_task`, `train_ranks` and `train_rank` are what the scripts in jobs/ call on a run folder. All of them read the
-same config and trace the same step, so what passes between jobs is small: requests, cost rows, the plan.
+`run` is the login side; `plan_run`, `profile_task`, `train_ranks` and `train_rank` are what the scripts in jobs/ call on a run folder.
+All of them read the same config and trace the same step, so what passes between jobs is small: requests, cost rows, the plan.
 """
 
 import functools
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import jax
 from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.ir.flops import jaxpr_flops
+from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.files import read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, SlurmLauncher
 from alpa_hpc.launch.mpirun import Place, Ranks
@@ -24,20 +26,21 @@ from alpa_hpc.launch.profiling import StoreProfiler, measure_requests
 from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.lookup import make_plan
-from alpa_hpc.planner.refine import Refinement, describe_request, with_exact_memory, with_measurements
-from alpa_hpc.planner.requests import requests_from_json
-from alpa_hpc.planner.search import SCHEDULES, best_partitions, find_candidates, pick, simulate_partition
+from alpa_hpc.planner.refine import Refinement, unmeasured, with_exact_memory, with_measurements
+from alpa_hpc.planner.requests import describe_request, requests_from_json
+from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick, simulate_partition
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import print_result, write_result
 from alpa_hpc.report.stopwatch import Stopwatch
+from alpa_hpc.runtime.links import DirectLinks
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.loop import Report, TrainingFigures
 from alpa_hpc.training.metrics import open_metrics
-from alpa_hpc.training.prepare import Prepared, prepare, untimed
+from alpa_hpc.training.prepare import Prepared, Timed, prepare, untimed
 from alpa_hpc.training.run import TrainingJob, train_as_rank, train_in_process
 
 
@@ -124,7 +127,7 @@ def refine(config: ExperimentConfig, pricer: StagePricer, table: CostTable, prof
     cluster, search = config.cluster, config.search
     match config.profiling.source:
         case CostSource.ANALYTIC:
-            return Refinement(table, best_partitions(table, cluster, pricer.step, search), {}, 0)
+            return unmeasured(pricer, table, cluster, search)
         case CostSource.MEASURED:
             describe = functools.partial(
                 describe_request, device_kind=cluster.device.kind, versions=software_versions(), xla_flags=os.environ.get("XLA_FLAGS", "")
@@ -140,7 +143,7 @@ def profile_task(paths: RunPaths, task: int) -> None:
     measure_requests(prepared(config).step, config.cluster, cost_store(config, paths), requests, config.profiling.repeats)
 
 
-def prepared(config: ExperimentConfig, timed=untimed) -> Prepared:  # type: ignore[no-untyped-def]
+def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:
     """The traced and layered train step of a config."""
     return prepare(config.model, config.training, config.layers, config.schedule.num_microbatches, timed)
 
@@ -150,7 +153,7 @@ def cost_store(config: ExperimentConfig, paths: RunPaths) -> Path:
     return Path(config.profiling.store) if config.profiling.store else paths.costs
 
 
-def counted_flop(step) -> float:  # type: ignore[no-untyped-def]
+def counted_flop(step: LayeredStep) -> float:
     """FLOP of an iteration by counting the traced operators."""
     return float(sum(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)) * step.num_microbatches
 
@@ -170,8 +173,7 @@ def train_ranks(paths: RunPaths) -> Ranks:
 
 def train_rank(paths: RunPaths) -> None:
     """One rank of the training job: join the mesh first, since it must come before anything else that jax does."""
-    from alpa_hpc.runtime.groups import CpuDevice, join_mesh
-    from alpa_hpc.runtime.links import DirectLinks
+    from alpa_hpc.runtime.groups import CpuDevice, join_mesh  # late, since it starts MPI: only ranks may
 
     config, plan = load_config(paths.config), read_plan(paths)
     context = join_mesh(plan.mesh_devices, tuple(stage.shape for stage in plan.stages), CpuDevice())
@@ -188,10 +190,10 @@ def train_all_meshes(paths: RunPaths) -> None:
     reported(paths, lambda report: train_in_process(job, report))
 
 
-def reported(paths: RunPaths, training) -> None:  # type: ignore[no-untyped-def]
+def reported(paths: RunPaths, training: Callable[[Report], TrainingFigures]) -> None:
     """Run a training whose figures go to metrics.jsonl and, at its end, training.json."""
     with open_metrics(paths.metrics) as metrics:
-        figures: TrainingFigures = training(metrics.write)
+        figures = training(metrics.write)
     write_json(paths.training, asdict(figures))
 
 
@@ -215,6 +217,3 @@ def report_result(config: ExperimentConfig, paths: RunPaths) -> None:
     batch = jax.tree.leaves(config.model.batch(config.training.batch_size))
     tokens = max(leaf.size for leaf in batch)
     print_result(write_result(paths, config.name, config.cluster.num_devices, tokens))
-
-
-__all__ = ["Report", "run"]

@@ -1,12 +1,13 @@
 """Random valid plans of small models, run in this process and compared with the one-device reference.
 
-What makes 200 plans affordable: microbatches have the same rows whatever their number, plans are put together from a pool of stages with random
-strategies, and a stage's compiled tasks are kept. A family is one model with one optimiser.
+What makes 200 plans affordable: microbatches have the same rows whatever their number, plans are put together from a pool of stages with
+random strategies, and a stage's compiled tasks are kept. A family is one model with one optimiser.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ ROWS = 8  # of a microbatch
 NUM_LAYERS = 4
 SMALL_SHAPES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1))
 
-Step = Callable[..., tuple[dict[str, object], dict[str, jax.Array]]]
+Step = Callable[..., tuple[dict[str, Any], dict[str, jax.Array]]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Variant:
     seed: int
 
     @property
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Any]:
         """Stages of one plan may share devices: in one process that changes nothing."""
         size = self.shape[0] * self.shape[1]
         first = {0: 0}.get(self.start, 8 - size if self.stop == NUM_LAYERS else 2)
@@ -90,7 +91,7 @@ class Family:
     """A model and its optimiser: `step(state, batch)` from `state`; `make_batch(rows)`."""
 
     step: Step
-    state: dict[str, object]
+    state: dict[str, Any]
     make_batch: Callable[[int], dict[str, np.ndarray]]
     works: dict[int, Work] = field(default_factory=dict)
     solvers: dict[tuple[int, tuple[int, int], bool], StageSolver] = field(default_factory=dict)
@@ -159,7 +160,9 @@ class Outcome:
     metrics: list[dict[str, float]]
 
 
-def run_plan(family: Family, plan: Plan, programs: Sequence[MeshProgram] | None = None, tasks: Sequence[dict[str, Task]] | None = None) -> Outcome:
+def run_plan(
+    family: Family, plan: Plan, programs: Sequence[MeshProgram] | None = None, tasks: Sequence[dict[str, Task]] | None = None
+) -> Outcome:
     """One iteration of a plan, all meshes in this thread; `programs` and `tasks` stand in for the right ones."""
     assembly, work = family.assembly(plan), family.work(plan.num_microbatches)
     meshes = [variant.mesh for variant in plan.stages]
@@ -182,7 +185,7 @@ def run_plan(family: Family, plan: Plan, programs: Sequence[MeshProgram] | None 
 
 
 def assert_equal(family: Family, plan: Plan, outcome: Outcome, tolerance: float = 2e-4) -> None:
-    """Each state leaf has changed as it does on one device (for plain SGD with rate 1 the change is the gradient), and so are the metrics."""
+    """Each state leaf has changed as it does on one device (for SGD with rate 1 the change is the gradient), and so are the metrics."""
     work = family.work(plan.num_microbatches)
     before = [np.asarray(x, np.float64) for x in jax.tree.leaves(family.state)]
     after = [np.asarray(x, np.float64) for x in jax.tree.leaves(work.expected_state)]
@@ -242,10 +245,10 @@ def splits(family: Family, plan: Plan) -> tuple[bool, bool]:
     return by_rows, by_weight
 
 
-def sgd_step(loss: Callable[..., object], **options: object) -> Step:
+def sgd_step(loss: Callable[..., object], **options: Any) -> Step:
     """A step of rate 1: new parameters = old ones - gradient."""
 
-    def step(state, batch):
+    def step(state: Any, batch: Any) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         value, gradients = value_and_grad(loss, **options)(state["params"], batch)
         params = jax.tree.map(lambda p, g: p - g.astype(p.dtype), state["params"], gradients)
         return {**state, "params": params}, {"loss": value, "grad_norm": optax.tree.norm(gradients)}
@@ -254,7 +257,7 @@ def sgd_step(loss: Callable[..., object], **options: object) -> Step:
 
 
 def optax_step(loss: Callable[..., object], optimiser: optax.GradientTransformation) -> Step:
-    def step(state, batch):
+    def step(state: Any, batch: Any) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         value, gradients = value_and_grad(loss)(state["params"], batch)
         updates, inner = optimiser.update(gradients, state["optimiser"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "optimiser": inner}, {"loss": value}
@@ -269,7 +272,7 @@ def tokens(rows: int, vocab: int, length: int) -> dict[str, np.ndarray]:
 WIDTH, VOCAB, LENGTH = 16, 32, 8
 
 
-def mlp_params(num_blocks: int = NUM_LAYERS) -> dict[str, object]:
+def mlp_params(num_blocks: int = NUM_LAYERS) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(0), 2 * num_blocks + 1)
     blocks = [
         {
@@ -282,7 +285,7 @@ def mlp_params(num_blocks: int = NUM_LAYERS) -> dict[str, object]:
     return {"embedding": jax.random.normal(keys[-1], (VOCAB, WIDTH)), "blocks": blocks}
 
 
-def mlp_logits(params, batch, dtype=jnp.float32) -> jax.Array:
+def mlp_logits(params: Any, batch: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Embedding, residual blocks, and the embedding again."""
     embedding = params["embedding"].astype(dtype)
     x = jnp.take(embedding, batch["tokens"][:, :-1], axis=0, mode="clip")
@@ -292,14 +295,14 @@ def mlp_logits(params, batch, dtype=jnp.float32) -> jax.Array:
     return (x @ embedding.T).astype(jnp.float32)
 
 
-def token_losses(logits: jax.Array, batch) -> jax.Array:
+def token_losses(logits: jax.Array, batch: Any) -> jax.Array:
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     normaliser = jnp.log(jnp.sum(jnp.exp(logits - highest), axis=-1)) + highest[..., 0]
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == batch["tokens"][:, 1:, None]
     return normaliser - jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
 
 
-def mlp_loss(params, batch) -> jax.Array:
+def mlp_loss(params: Any, batch: Any) -> jax.Array:
     return jnp.mean(token_losses(mlp_logits(params, batch), batch))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from alpa_hpc.config import ExperimentConfig, Mode, load_config, register, to_config, write_config
+from alpa_hpc.config import ExperimentConfig, Mode, compose_experiment, load_config, register, to_config, write_config
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind
@@ -300,3 +300,14 @@ def test_a_job_that_runs_elsewhere_finds_the_users_model(tmp_path: Path, monkeyp
 
 def test_an_installed_model_needs_no_folder() -> None:
     assert to_config(composed("+experiment=quickstart")).model_path == ""
+
+
+def test_an_experiment_composes_from_python_as_from_the_command_line() -> None:
+    overrides = ["schedule.num_microbatches=64", *STUB]
+    assert compose_experiment("gpt15b", overrides) == config_of("+experiment=gpt15b", "schedule.num_microbatches=64")
+
+
+@pytest.mark.parametrize(("name", "override", "named"), [("gpt16b", "mode=plan", "gpt15b"), ("gpt15b", "schedule.microbatches=1", "microbatches")])
+def test_what_does_not_compose_from_python_is_a_config_error(name: str, override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        compose_experiment(name, [override, *STUB])

@@ -36,7 +36,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`num_nodes` equal nodes. `intra_node` is one device's path inside a node; `inter_node` is one *node's* path, shared by its devices."""
+    """Equal nodes. `intra_node` is one device's path inside a node; `inter_node` is one *node's* path, shared by its devices."""
 
     name: str
     num_nodes: int
@@ -47,7 +47,9 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.devices_per_node < 1:
-            raise ConfigError(f"cluster {self.name!r} needs at least one node and one device a node, found {self.num_nodes} x {self.devices_per_node}")
+            raise ConfigError(
+                f"cluster {self.name!r} needs at least one node and one device a node, found {self.num_nodes} x {self.devices_per_node}"
+            )
 
     @property
     def num_devices(self) -> int:

@@ -1,1 +1,1 @@
-"""ir"""
+"""A user's train step as flat jaxprs, in parts."""

@@ -20,7 +20,7 @@ from alpa_hpc.ir.grad import AuxKind, LossBoundary, Reduction, SumCount, loss_gr
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import CALLS, inline_calls, nested_jaxprs, rewrite
 
-Step = Callable[[object, object], tuple[object, Mapping[str, object]]]
+Step = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]  # pytrees of the user's own choice
 
 
 class Split(enum.Enum):

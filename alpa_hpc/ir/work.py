@@ -1,7 +1,8 @@
 """What a train step is cut into: layers (forward and backward), the update of each parameter, and what ties parameters together.
 
-Positions: a *leaf* is a position in the flattened state; a *batch input* a position in `TracedStep`'s microbatch inputs; a *value* an id of an
-activation that crosses a layer boundary. All jaxprs here are flat: no jit, closed_call, custom_jvp, custom_vjp or remat equation remains.
+Positions: a *leaf* is a position in the flattened state; a *batch input* a position in `TracedStep`'s microbatch inputs;
+a *value* an id of an activation that crosses a layer boundary.
+All jaxprs here are flat: no jit, closed_call, custom_jvp, custom_vjp or remat equation remains.
 """
 
 import enum
@@ -16,12 +17,14 @@ class Layer:
     """One layer: a run of forward equations and the backward derived from them, as one vjp (paper, section 5.3).
 
     forward:            [params, batch, inputs] -> [outputs, residuals]
-    backward:           [params, batch, inputs, residuals, cotangents of cotangent_outputs] -> [cotangents of cotangent_inputs, gradient of each param]
+    backward:           [params, batch, inputs, residuals, cotangents of cotangent_outputs]
+                        -> [cotangents of cotangent_inputs, gradient of each param]
     recompute_backward: [params, batch, inputs, cotangents of cotangent_outputs] -> the same; it recomputes the forward (remat)
 
-    The backward of the layer that makes the loss starts from a cotangent of 1 by itself (the loss is not among `cotangent_outputs`). A residual is never
-    a param, a batch input or an input, nor something that depends on params and constants alone (that is recomputed). `key` is the canonical
-    content: layers with equal keys are the same programs up to the names of variables, params, batch inputs and values.
+    The backward of the layer that makes the loss starts from a cotangent of 1 by itself (the loss is not among `cotangent_outputs`).
+    A residual is never a param, a batch input or an input, nor something that depends on params and constants alone (that is
+    recomputed). `key` is the canonical content: layers with equal keys are the same programs up to the names of variables, params,
+    batch inputs and values.
     """
 
     index: int
@@ -65,7 +68,8 @@ class ParamUpdate:
     """The part of the update that belongs to one parameter.
 
     leaves:   state leaves with the parameter's fate: itself first, then its optimiser state
-    partials: [gradient (sum over microbatches), leaves, scalars_in] -> one scalar for each reduction in `reductions` (positions in UpdateStep.reductions)
+    partials: [gradient (sum over microbatches), leaves, scalars_in]
+              -> one scalar for each reduction in `reductions` (positions in UpdateStep.reductions)
     update:   [gradient, leaves, scalars_out] -> new leaves
     `scalars_in` / `scalars_out` are positions in the outputs of UpdateStep.shared_before / shared_after.
     """
@@ -85,7 +89,8 @@ class UpdateStep:
     """Everything after the loss: per-parameter updates, the reductions that join them, and scalar work repeated on every mesh.
 
     shared_before: [shared_leaves, extras] -> scalars
-    shared_after:  [shared_leaves, extras, reduction results] -> [scalars, new shared_leaves, metrics]; its first `num_scalars_after` outputs are scalars
+    shared_after:  [shared_leaves, extras, reduction results] -> [scalars, new shared_leaves, metrics];
+                   its first `num_scalars_after` outputs are scalars
     `extras` are the accumulated loss outputs, in order (they live on the mesh of the last layer and are broadcast to all).
     """
 

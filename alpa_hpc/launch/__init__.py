@@ -1,1 +1,1 @@
-"""launch"""
+"""Run folders, and the processes and jobs that work on them."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import submitit
 from submitit.slurm import slurm
@@ -95,7 +96,7 @@ def _submit(kind: JobKind, paths: RunPaths, task: int, timeout_seconds: float) -
 
 def slurm_script(kind: JobKind, paths: RunPaths, options: SlurmOptions, num_nodes: int, ranks_per_node: int) -> str:
     """The batch script with which submitit submits a job: Python itself is the batch shell and no srun stands in between."""
-    flags = {
+    flags: dict[str, Any] = {
         "partition": options.partition or None,
         "account": options.account or None,
         "qos": options.qos or None,

@@ -16,8 +16,8 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.files import write_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.planner.lookup import stage_of_plan
-from alpa_hpc.planner.refine import ComputeSeconds, ProfileRequest
-from alpa_hpc.planner.requests import requests_to_json
+from alpa_hpc.planner.refine import ComputeSeconds
+from alpa_hpc.planner.requests import ProfileRequest, requests_to_json
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.measure import time_function
 from alpa_hpc.profiling.store import ProfileRow, median_seconds, read_store, write_shard
@@ -30,7 +30,10 @@ RunTasks = Callable[[Sequence[int]], None]
 
 @dataclass(slots=True, eq=False)
 class StoreProfiler:
-    """A `planner.refine.Profiler` on a cost store. `run_tasks` runs profiling tasks by number; counts say what was new and what was known."""
+    """A `planner.refine.Profiler` on a cost store; `run_tasks` runs profiling tasks by number.
+
+    `num_new` and `num_reused` count the requests that had to be measured and those that the store knew.
+    """
 
     paths: RunPaths
     store: Path

@@ -1,1 +1,1 @@
-"""layers."""
+"""A traced step cut into layers, differentiated one by one (paper, section 5.1)."""

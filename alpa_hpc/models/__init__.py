@@ -1,1 +1,1 @@
-"""models"""
+"""Models that come with the package."""

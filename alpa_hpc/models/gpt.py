@@ -67,7 +67,8 @@ class GPT:
         seed = jax.random.key_data(key) if self.dropout > 0 else key
         for block in params["blocks"]:
             x, seed = self._block(block, x, seed)
-        logits = lax.dot_general(x, embedding, (((2,), (1,)), ((), ()))).astype(jnp.float32)  # so its gradient is a product in `dtype` again
+        # converted after the product, so that its gradient is a product in `dtype` again
+        logits = lax.dot_general(x, embedding, (((2,), (1,)), ((), ()))).astype(jnp.float32)
         return _cross_entropy(logits + params["output_bias"], tokens[:, 1:])
 
     def _block(self, block: Params, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -116,12 +117,15 @@ class GPT:
 
 
 def _positions(sequence: int, hidden: int) -> jax.Array:
-    """Fixed sinusoids [sequence, hidden]: sine in even columns, cosine in odd ones."""
+    """Fixed sinusoids [sequence, hidden], sine in even columns, cosine in odd ones.
+
+    They have the size of fresh embeddings: at size 1 they drown the tokens.
+    """
     position = lax.broadcasted_iota(jnp.float32, (sequence, hidden), 0)
     column = lax.broadcasted_iota(jnp.int32, (sequence, hidden), 1)
     odd = column & 1
     angle = position * jnp.exp((column - odd).astype(jnp.float32) * (-math.log(10000.0) / hidden))
-    return jnp.sin(angle + odd.astype(jnp.float32) * (math.pi / 2))
+    return 0.02 * jnp.sin(angle + odd.astype(jnp.float32) * (math.pi / 2))
 
 
 def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

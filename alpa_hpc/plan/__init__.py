@@ -1,1 +1,1 @@
-"""plan"""
+"""The parallel plan as data, and as a file."""

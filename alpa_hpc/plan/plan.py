@@ -1,7 +1,8 @@
 """The parallel plan: everything ranks need to run, and nothing they can derive (DESIGN, "Plan").
 
-A plan names stages, meshes and, for every layer, the strategy of each node of its sharding problem. Ranks trace the model again, build the same
-problems and look the strategies up by name, so a plan made for another model or another version of the rules is refused, not misread.
+A plan names stages, meshes and, for every layer, the strategy of each node of its sharding problem. Ranks trace the model again, build
+the same problems and look the strategies up by name, so a plan made for another model or another version of the rules is refused, not
+misread.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ Strategies = Mapping[str, str]  # node name -> label of its strategy
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Layers [start, stop) on global `devices` (row-major in `shape`); `strategies[i]` = position in the plan's table of layer start + i."""
+    """Layers [start, stop) on global `devices` (row-major in `shape`); `strategies[i]` = row of the plan's table for layer start + i."""
 
     start: int
     stop: int
@@ -82,7 +83,10 @@ def check_devices(plan: ParallelPlan) -> None:
         raise PlanError(f"the stages use devices {used}, expected each of 0..{plan.num_devices - 1} once: plan again")
     for index, stage in enumerate(plan.stages):
         if not len(stage.devices) == stage.shape.num_devices == stage.submesh.num_devices:
-            raise PlanError(f"stage {index} has {len(stage.devices)} devices, its shape {stage.shape.sizes} and submesh {stage.submesh} disagree")
+            raise PlanError(
+                f"stage {index} has {len(stage.devices)} devices, its shape {stage.shape.sizes} and submesh {stage.submesh} disagree: "
+                "plan again"
+            )
 
 
 def check_strategies(plan: ParallelPlan) -> None:
@@ -90,4 +94,6 @@ def check_strategies(plan: ParallelPlan) -> None:
     for index, stage in enumerate(plan.stages):
         rows = len(stage.strategies)
         if rows != stage.stop - stage.start or any(not 0 <= row < len(plan.strategy_table) for row in stage.strategies):
-            raise PlanError(f"stage {index} has {rows} strategy rows {stage.strategies}, expected one of the table for each of its layers: plan again")
+            raise PlanError(
+                f"stage {index} has {rows} strategy rows {stage.strategies}, expected one of the table for each of its layers: plan again"
+            )

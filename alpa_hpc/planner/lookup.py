@@ -62,10 +62,8 @@ def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) 
 def stage_of_plan(stage: StagePlan, table: Sequence[Strategies], step: LayeredStep, cluster: ClusterSpec) -> Stage:
     """One stage of a plan."""
     solver = StageSolver(step, MeshPrices(logical_mesh(cluster, stage.submesh, stage.shape)), stage.remat)
-    layers = tuple(
-        chosen_by_name(solver.problem(index), table[row]) for index, row in zip(range(stage.start, stage.stop), stage.strategies, strict=True)
-    )
-    return Stage(stage.shape, layers)
+    rows = zip(range(stage.start, stage.stop), stage.strategies, strict=True)
+    return Stage(stage.shape, tuple(chosen_by_name(solver.problem(index), table[row]) for index, row in rows))
 
 
 def chosen_by_name(problem: LayerProblem, strategies: Strategies) -> ChosenLayer:

@@ -1,11 +1,41 @@
-"""ProfileRequest <-> JSON: what the planning job asks of its profiling tasks, as a file."""
+"""Proposed stage -> ProfileRequest <-> JSON: what the planning job asks of its profiling tasks, as a file (DESIGN, "Costs")."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from alpa_hpc.errors import StoreError
 from alpa_hpc.plan.codec import stage_from_json, stage_to_json
-from alpa_hpc.planner.refine import ProfileRequest
+from alpa_hpc.plan.plan import StagePlan, Strategies
+from alpa_hpc.planner.lookup import strategies_of
+from alpa_hpc.profiling.keys import measure_key
+from alpa_hpc.runtime.stage import Stage
+from alpa_hpc.stages.objective import StageChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """A stage to be timed: its content key, words for people, and all that is needed to rebuild it."""
+
+    key: str
+    label: str
+    stage: StagePlan
+    strategies: tuple[Strategies, ...]
+
+
+def describe_request(choice: StageChoice, stage: Stage, *, device_kind: str, versions: str, xla_flags: str) -> ProfileRequest:
+    """What a profiling task needs to rebuild and time a stage; the key is its content, wherever the stage stands in the model."""
+    rows = tuple(strategies_of(layer) for layer in stage.layers)
+    option = choice.option
+    plan = StagePlan(choice.start, choice.stop, choice.submesh, stage.shape, (), option.remat, tuple(range(len(rows))))
+    content = "|".join(layer.problem.layer.key for layer in stage.layers) + f"|remat={option.remat}"
+    specs = repr([sorted(row.items()) for row in rows])
+    key = measure_key(content, specs, stage.shape, device_kind, versions, xla_flags)
+    label = (
+        f"layers {choice.start}-{choice.stop} on {stage.shape.rows}x{stage.shape.cols} of {choice.submesh.num_nodes}x"
+        f"{choice.submesh.devices_per_node}{' recomputed' if option.remat else ''}"
+    )
+    return ProfileRequest(key, label, plan, rows)
 
 
 def requests_to_json(requests: Sequence[ProfileRequest]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """LayeredStep + ClusterSpec -> partitions and their simulated programs: the parts of the paper's Algorithm 1, each pure.
 
-    candidates -> cost table -> best partitions (stage DP) -> programs in virtual time -> the fastest that fits
+candidates -> cost table -> best partitions (stage DP) -> programs in virtual time -> the fastest that fits
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +59,9 @@ def _too_large(step: LayeredStep, cluster: ClusterSpec) -> str:
     needed = sum(state_bytes(step).values())
     have = float(cluster.device.memory) * cluster.num_devices
     return (
-        f"the model's parameters, optimiser state and gradients take {needed / 1e9:.2f} GB, the {cluster.num_devices} devices of {cluster.name} "
-        f"have {have / 1e9:.2f} GB: {max(needed - have, 0.0) / 1e9:.2f} GB are missing at the least, or no division into stages fits. "
+        f"the model's parameters, optimiser state and gradients take {needed / 1e9:.3g} GB, "
+        f"the {cluster.num_devices} devices of {cluster.name} have {have / 1e9:.3g} GB: "
+        f"{max(needed - have, 0.0) / 1e9:.3g} GB are missing at the least, or no division into stages fits. "
         "Use more devices (cluster.num_nodes) or a smaller model."
     )
 
@@ -72,11 +73,16 @@ def best_partitions(table: CostTable, cluster: ClusterSpec, step: LayeredStep, s
     )
 
 
-def simulate_partition(
-    pricer: StagePricer, partition: StagePartition, schedule: AbstractSchedule, seconds_of: SecondsOf
-) -> SimulatedPlan:
+def simulate_partition(pricer: StagePricer, partition: StagePartition, schedule: AbstractSchedule, seconds_of: SecondsOf) -> SimulatedPlan:
     """Emit a partition's programs, check them and run them in virtual time."""
     stages = tuple(chosen_stage(pricer, choice) for choice in partition.stages)
+    return simulate_stages(pricer, partition, stages, schedule, seconds_of)
+
+
+def simulate_stages(
+    pricer: StagePricer, partition: StagePartition, stages: tuple[Stage, ...], schedule: AbstractSchedule, seconds_of: SecondsOf
+) -> SimulatedPlan:
+    """The same for strategies that are given: `pricer` prices the meshes."""
     devices = place(partition, pricer.cluster)
     assembly = assemble(pricer.step, stages, schedule)
     check_programs(assembly.programs, schedule)
@@ -85,9 +91,7 @@ def simulate_partition(
         prices = pricer.solver(choice.submesh, choice.option.shape, remat=choice.option.remat).prices
         priced.append(PricedStage(ids, prices, seconds_of(choice, stage)))
     timeline = predict(assembly, priced, pricer.cluster)
-    peaks = tuple(
-        int(peak + chosen_workspace(stage.layers, stage.shape)) for peak, stage in zip(timeline.peak_bytes, stages, strict=True)
-    )
+    peaks = tuple(int(peak + chosen_workspace(stage.layers, stage.shape)) for peak, stage in zip(timeline.peak_bytes, stages, strict=True))
     return SimulatedPlan(partition, stages, devices, assembly, timeline, peaks)
 
 
@@ -113,9 +117,8 @@ def pick(plans: Sequence[SimulatedPlan], cluster: ClusterSpec) -> SimulatedPlan:
     if not fitting:
         least = min(max(plan.stage_bytes) for plan in plans)
         raise InfeasibleError(
-            f"none of the {len(plans)} best partitions fits once its temporary arrays are counted: the smallest needs {least / 1e9:.3f} GB a device, "
-            f"{cluster.name} has {cluster.device.memory / 1e9:.3f} GB. Use more microbatches, search.remat=always, or search.num_best higher."
+            f"none of the {len(plans)} best partitions fits once its temporary arrays are counted: "
+            f"the smallest needs {least / 1e9:.3g} GB a device, {cluster.name} has {cluster.device.memory / 1e9:.3g} GB. "
+            "Use more microbatches, search.remat=always, or search.num_best higher."
         )
     return min(fitting, key=lambda plan: plan.timeline.seconds)
-
-

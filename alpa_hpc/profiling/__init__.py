@@ -1,1 +1,1 @@
-"""profiling"""
+"""Measured seconds of tasks, and the store that keeps them."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.search import SecondsOf, SimulatedPlan
@@ -46,7 +45,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "memory_bytes": cluster.device.memory,
         "bubble_fractions": list(chosen.timeline.bubble_fractions),
         "replicated": replicated_report(chosen),
-        "plans": [plan_row(plan, plan is chosen) for plan in record.simulated],
+        "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
 
 
@@ -66,10 +65,9 @@ def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:
     }
 
 
-def plan_row(plan: SimulatedPlan, is_chosen: bool) -> dict[str, Any]:  # noqa: FBT001
+def plan_row(plan: SimulatedPlan) -> dict[str, Any]:
     """One compared plan."""
     return {
-        "chosen": is_chosen,
         "simulated_seconds": plan.timeline.seconds,
         "objective_seconds": plan.partition.objective_seconds,
         "stages": stage_rows(plan.partition),
@@ -108,7 +106,7 @@ def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
 
 
 def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:
-    """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time: this machine as it is (DESIGN 7.12)."""
+    """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time: this machine (DESIGN 7.12)."""
     busy = 0.0
     for choice, stage, program in zip(plan.partition.stages, plan.stages, plan.assembly.programs, strict=True):
         seconds = seconds_of(choice, stage)
@@ -122,8 +120,3 @@ def iteration_flop(model: object, step: LayeredStep, batch_size: int, *, remat: 
     """FLOP of an iteration: by the model's published convention where it states one, else by counting operators."""
     stated = getattr(model, "iteration_flops", None)
     return float(stated(batch_size, remat)) if stated is not None else count(step)
-
-
-def cluster_words(cluster: ClusterSpec) -> str:
-    """A cluster in a few words."""
-    return f"{cluster.name}: {cluster.num_nodes} x {cluster.devices_per_node} {cluster.device.kind}"

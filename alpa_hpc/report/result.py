@@ -30,23 +30,29 @@ def training_figures(training: dict[str, float], planning: dict[str, Any], num_d
 def print_result(result: dict[str, Any]) -> None:
     """The figures a person looks for first."""
     planning = result["planning"]
-    lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: " + ", ".join(f"{k} {v:.2f}" for k, v in planning["seconds"].items())]
-    for row in planning["plans"]:
-        stages = " | ".join(
-            f"layers {s['layers'][0]}-{s['layers'][1]} on {s['shape'][0]}x{s['shape'][1]}{' remat' if s['remat'] else ''}" for s in row["stages"]
-        )
-        lines.append(f"{'->' if row['chosen'] else '  '} {row['simulated_seconds'] * 1e3:10.2f} ms  {stages}")
+    steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in planning["seconds"].items())
+    lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: {steps}", *(_plan_line(row) for row in planning["plans"])]
     lines.append(
-        f"predicted step {planning['predicted_step_seconds'] * 1e3:.2f} ms on the described cluster, {planning['predicted_pflops']:.4g} PFLOPS, "
+        f"predicted step {planning['predicted_step_seconds'] * 1e3:.2f} ms on the described cluster, "
+        f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
     replicated = planning["replicated"]
     if replicated["operators"]:
         names = ", ".join(sorted(replicated["operators"]))
-        lines.append(f"run whole on every device: {names} ({replicated['flop_share']:.1%} of FLOP, {replicated['bytes_share']:.1%} of bytes)")
+        shares = f"{replicated['flop_share']:.1%} of FLOP, {replicated['bytes_share']:.1%} of bytes"
+        lines.append(f"run whole on every device: {names} ({shares})")
     if "training" in result:
         lines += _training_lines(result["training"])
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _plan_line(row: dict[str, Any]) -> str:
+    stages = " | ".join(
+        f"layers {one['layers'][0]}-{one['layers'][1]} on {one['shape'][0]}x{one['shape'][1]}{' remat' if one['remat'] else ''}"
+        for one in row["stages"]
+    )
+    return f"{'->' if row['chosen'] else '  '} {row['simulated_seconds'] * 1e3:10.2f} ms  {stages}"
 
 
 def _training_lines(training: dict[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""PipelineIO -> one program a mesh that only scores: forward of every microbatch, losses joined over meshes, nothing kept, nothing updated."""
+"""PipelineIO -> one program a mesh that only scores: forward of every microbatch, losses joined over meshes, nothing updated."""
 
 from alpa_hpc.runtime.emit import named
 from alpa_hpc.runtime.instructions import AllMeshReduce, Buffer, Feed, Instruction, MeshProgram, Run

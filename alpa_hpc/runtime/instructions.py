@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-import ml_dtypes as ml_dtypes  # makes numpy know "bfloat16"
+import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport] - makes numpy know "bfloat16"
 import numpy as np
 
 from alpa_hpc.cluster.hardware import MeshShape
@@ -97,7 +97,10 @@ Instruction = Feed | Run | Send | Recv | AllMeshReduce | Free
 
 @dataclass(frozen=True, slots=True)
 class MeshProgram:
-    """What one mesh does in one iteration. `resident` buffers (state) exist before and after; `results` are read by the host at the end, then dropped."""
+    """What one mesh does in one iteration.
+
+    `resident` buffers (state) exist before and after; `results` are read by the host at the end, then dropped.
+    """
 
     mesh: int
     instructions: tuple[Instruction, ...]

@@ -28,9 +28,8 @@ class LoneTask:
 def lone_tasks(step: LayeredStep, stage: Stage) -> tuple[LoneTask, ...]:
     """Forward, backward and what the update consists of."""
     io = describe_stage(step, (stage,), 0, {})
-    pipeline = PipelineIO(
-        (io,), step.num_microbatches, tuple(ReductionKind.SUM for _ in step.loss_outputs), step.update.reductions, len(step.metric_names), {}
-    )
+    loss_kinds = tuple(ReductionKind.SUM for _ in step.loss_outputs)
+    pipeline = PipelineIO((io,), step.num_microbatches, loss_kinds, step.update.reductions, len(step.metric_names), {})
     tasks = [forward_task(step, stage, io), backward_task(step, stage, io), update_task(step, stage, io, pipeline)]
     if step.update.reductions:
         tasks.append(partials_task(step, stage, io, pipeline))
@@ -44,4 +43,9 @@ def _lone(task: StageTask, place: Place) -> LoneTask:
 
 def example(struct: object) -> object:
     """Arrays for shapes: small numbers, so that no arithmetic is slow for being denormal or infinite."""
-    return jax.tree.map(lambda one: jnp.full(one.shape, 0.01, one.dtype) if jnp.issubdtype(one.dtype, jnp.inexact) else jnp.zeros(one.shape, one.dtype), struct)
+    return jax.tree.map(_example, struct)
+
+
+def _example(one: jax.ShapeDtypeStruct) -> jax.Array:
+    fill = 0.01 if jnp.issubdtype(one.dtype, jnp.inexact) else 0
+    return jnp.full(one.shape, fill, one.dtype)

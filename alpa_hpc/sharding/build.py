@@ -7,6 +7,7 @@ nodes of their own, *ports*, which neighbouring layers share; that makes layers 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
@@ -95,14 +96,23 @@ class LayerProblem:
 
 
 def build_layer(
-    layer: Layer, updates: tuple[ParamUpdate, ...], loss_values: frozenset[int], prices: MeshPrices, *, remat: bool, num_microbatches: int, space: SpecSpace = SpecSpace.FULL
+    layer: Layer,
+    updates: tuple[ParamUpdate, ...],
+    loss_values: frozenset[int],
+    prices: MeshPrices,
+    *,
+    remat: bool,
+    num_microbatches: int,
+    space: SpecSpace = SpecSpace.FULL,
+    awkward: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> LayerProblem:
     """The sharding problem of `layer` on the mesh of `prices`.
 
     `updates` are those of the parameters it owns, `loss_values` the values that are results of the loss: each device holds these whole.
+    `awkward` are dims of values between layers that a narrow space does not split.
     """
     graph = Graph(prices, awkward_dims(layer) if space is SpecSpace.NARROW else {})
-    draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches))
+    draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches), awkward if space is SpecSpace.NARROW else {})
     forward = draft.forward(remat=remat)
     backward, gradients = draft.backward(forward, remat=remat)
     for tensor in (*draft.params, *gradients):
@@ -149,8 +159,10 @@ def _updates(
 class _LayerDraft:
     """The sources and ports of a layer's graph, then its programs."""
 
-    def __init__(self, graph: Graph, layer: Layer, loss_values: frozenset[int], weight: float) -> None:
-        self.graph, self.layer, self.weight = graph, layer, weight
+    def __init__(
+        self, graph: Graph, layer: Layer, loss_values: frozenset[int], weight: float, awkward: Mapping[int, frozenset[int]]
+    ) -> None:
+        self.graph, self.layer, self.weight, self.awkward = graph, layer, weight, awkward
         invars = layer.forward.jaxpr.invars
         first_batch, first_input = len(layer.params), len(layer.params) + len(layer.batch)
         self.params = tuple(graph.add_source(f"param.{i}", var) for i, var in enumerate(invars[:first_batch]))
@@ -166,7 +178,9 @@ class _LayerDraft:
         ports: list[Port] = []
         for position, (value, var) in enumerate(variables.items()):
             shape = shape_of(var)
-            specs = (replicated(len(shape)),) if value in whole else self.graph.specs_for(var)
+            specs = self.graph.specs_without(var, self.awkward.get(value, frozenset()))
+            if value in whole:
+                specs = (replicated(len(shape)),)
             ports.append(Port(value, self.graph.add_source(f"{kind}.{position}", var, specs=specs)))
         return tuple(ports)
 
@@ -179,7 +193,9 @@ class _LayerDraft:
         inputs = (*self.params, *self.batch, *(port.tensor for port in self.inputs))
         leaving = flat.outvars[: len(self.outputs)] if remat else flat.outvars
         weight = 2 * self.weight if remat else self.weight
-        program = add_program(self.graph, "forward", self.layer.forward, inputs, Leaving(frozenset(variables(leaving)), frozenset()), weight)
+        program = add_program(
+            self.graph, "forward", self.layer.forward, inputs, Leaving(frozenset(variables(leaving)), frozenset()), weight
+        )
         for port, tensor in zip(self.outputs, program.outputs, strict=False):
             _to_port(self.graph, tensor, port, self.weight)
         for port in self.inputs:

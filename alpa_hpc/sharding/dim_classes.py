@@ -1,30 +1,33 @@
 """A layer's programs -> dims that are not worth splitting, for where the whole space of specs is too wide to be searched exactly.
 
-Dims that some operator splits together form a class (the batch, the hidden size, the heads, ...). A class is *awkward* if a matrix product must have one of
-its dims whole: the sequence and the head size, around attention. Splitting it means resharding there, so leaving it out loses little and makes
-every table smaller. A layer whose dims are all awkward keeps them.
+Dims that some operator splits together form a class (the batch, the hidden size, the heads, ...). A class is *awkward* if a matrix product
+must have one of its dims whole: the sequence and the head size, around attention. Splitting it means resharding there, so leaving it out
+loses little and makes every table smaller. A tensor whose dims are all awkward keeps them.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from jax.extend.core import Jaxpr, Literal, Var
 
 from alpa_hpc.ir.graph import Atom
-from alpa_hpc.ir.work import Layer
+from alpa_hpc.ir.work import Layer, LayeredStep
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
 
 Dim = tuple[Var, int]
+Dims = frozenset[int]
 
 
-class _Classes:
-    """Union-find over dims."""
+class DimClasses:
+    """Union-find over the dims of a layer's variables."""
 
     def __init__(self) -> None:
         self._parent: dict[Dim, Dim] = {}
         self._awkward: set[Dim] = set()
 
     def find(self, dim: Dim) -> Dim:
+        """The representative of a dim's class."""
         root = dim
         while (above := self._parent.get(root, root)) != root:
             root = above
@@ -32,18 +35,42 @@ class _Classes:
         return root
 
     def join(self, a: Dim, b: Dim) -> None:
+        """Make two classes one."""
         self._parent[self.find(a)] = self.find(b)
 
     def mark(self, dim: Dim) -> None:
+        """Call a dim awkward, and so its class."""
         self._awkward.add(dim)
 
     def awkward_roots(self) -> frozenset[Dim]:
+        """The representatives of the awkward classes."""
         return frozenset(self.find(dim) for dim in self._awkward)
 
 
-def awkward_dims(layer: Layer) -> Mapping[Var, frozenset[int]]:
+@lru_cache(maxsize=64)
+def awkward_values(step: LayeredStep) -> Mapping[int, Dims]:
+    """For each value between layers, the dims that are awkward in one of the layers it touches: neighbours must see the same specs."""
+    found: dict[int, Dims] = {}
+    for layer in step.layers:
+        dims, forward = awkward_dims(layer), layer.forward.jaxpr
+        first_input = len(layer.params) + len(layer.batch)
+        touched = (*zip(layer.inputs, forward.invars[first_input:], strict=True), *zip(layer.outputs, forward.outvars, strict=False))
+        for value, atom in touched:
+            if isinstance(atom, Var):
+                found[value] = found.get(value, frozenset[int]()) | dims.get(atom, frozenset[int]())
+    return {value: dims for value, dims in found.items() if len(dims) < len(step.values[value].shape)}
+
+
+@lru_cache(maxsize=256)
+def awkward_dims(layer: Layer) -> Mapping[Var, Dims]:
     """For each variable of the layer's forward and backward, its dims of awkward classes."""
-    classes = _Classes()
+    return _marked(layer_classes(layer), (layer.forward.jaxpr, layer.backward.jaxpr))
+
+
+@lru_cache(maxsize=256)
+def layer_classes(layer: Layer) -> DimClasses:
+    """The classes of the dims of the layer's forward and backward."""
+    classes = DimClasses()
     forward, backward = layer.forward.jaxpr, layer.backward.jaxpr
     for program in (forward, backward):
         _join_equations(program, classes)
@@ -58,10 +85,10 @@ def awkward_dims(layer: Layer) -> Mapping[Var, frozenset[int]]:
         _join_variables(forward.outvars[layer.outputs.index(value)], cotangent, classes)
     for param, gradient in zip(forward.invars, backward.outvars[len(layer.cotangent_inputs) :], strict=False):
         _join_variables(param, gradient, classes)
-    return _marked(classes, (forward, backward))
+    return classes
 
 
-def _join_equations(program: Jaxpr, classes: _Classes) -> None:
+def _join_equations(program: Jaxpr, classes: DimClasses) -> None:
     for eqn in program.eqns:
         rule = rule_of(eqn)
         if rule is None:
@@ -77,16 +104,16 @@ def _join_equations(program: Jaxpr, classes: _Classes) -> None:
                     classes.mark((atom, d))
 
 
-def _join_variables(a: Atom, b: Atom, classes: _Classes) -> None:
+def _join_variables(a: Atom, b: Atom, classes: DimClasses) -> None:
     if isinstance(a, Literal) or isinstance(b, Literal) or shape_of(a) != shape_of(b):
         return
     for d in range(len(shape_of(a))):
         classes.join((a, d), (b, d))
 
 
-def _marked(classes: _Classes, programs: tuple[Jaxpr, ...]) -> Mapping[Var, frozenset[int]]:
+def _marked(classes: DimClasses, programs: tuple[Jaxpr, ...]) -> Mapping[Var, Dims]:
     roots = classes.awkward_roots()
-    found: dict[Var, frozenset[int]] = {}
+    found: dict[Var, Dims] = {}
     for program in programs:
         atoms = (*program.invars, *(var for eqn in program.eqns for var in eqn.outvars))
         for var in atoms:

@@ -56,7 +56,8 @@ def _work(eqn: JaxprEqn, rule: OpRule | None, exist: frozenset[Var], waiting: fr
     read = float(sum(map(_bytes, eqn.invars)))
     written = float(sum(_bytes(var) for var in eqn.outvars if var in exist))
     itemsize = itemsize_of(eqn.outvars[0])
-    is_gradient = stays and name == "reduce_sum"
+    # A sum over dims of size 1 only drops them: it follows its operand, partial or not, and no sum is completed for it.
+    is_gradient = stays and name == "reduce_sum" and prod(shape_of(eqn.invars[0])) > prod(shape_of(eqn.outvars[0]))
     if name == "dot_general":
         flop, moved, itemsize = _dot_flop(eqn), read + _bytes(eqn.outvars[0]), itemsize_of(eqn.invars[0])
     elif name in CONTRACTIONS:

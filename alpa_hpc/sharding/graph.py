@@ -84,8 +84,11 @@ class Graph:
 
     def specs_for(self, var: Atom) -> SpecList:
         """Every spec that a tensor may have."""
+        return self.specs_without(var, frozenset() if isinstance(var, Literal) else self.avoided.get(var, frozenset()))
+
+    def specs_without(self, var: Atom, avoided: frozenset[int]) -> SpecList:
+        """Every spec that splits none of the dims `avoided`."""
         specs = all_specs(shape_of(var), self.prices.mesh)
-        avoided = frozenset[int]() if isinstance(var, Literal) else self.avoided.get(var, frozenset())
         return tuple(spec for spec in specs if not any(spec.dims[d] for d in avoided)) if avoided else specs
 
     def add_source(self, name: str, var: Atom, *, specs: SpecList | None = None) -> int:
@@ -194,7 +197,9 @@ class _Adding:
         assert self.how.rule is not None, "contractions have rules"
         factors = self.how.rule.results[position]  # a dim without a factor is never made in pieces, so its pieces are not worth a spec
         specs = tuple(
-            spec for spec in self.graph.specs_for(var) if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
+            spec
+            for spec in self.graph.specs_for(var)
+            if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
         )
         if self.how.may_stay_partial:
             specs = with_partials(specs, mesh)

@@ -1,6 +1,6 @@
 """The intra-operator problem as plain numbers (paper, Eq. 1): pick one strategy a node, pay node and edge costs.
 
-    minimise  sum_v node_costs[v][s_v] + sum_(u,v) edge_costs[u,v][s_u, s_v]
+minimise  sum_v node_costs[v][s_v] + sum_(u,v) edge_costs[u,v][s_u, s_v]
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Edge:
 class ShardingProblem:
     """Nodes 0..n-1 with at least one strategy each. Costs in seconds an iteration, +inf = not allowed; never NaN.
 
-    `fixed_bytes[v]` are held all iteration (weights, accumulators, optimiser state), `inflight_bytes[v]` once a microbatch in flight (residuals),
-    both a device. `inflight` is how many microbatches the limit is tested for; `memory_limit` = inf leaves memory free:
+    `fixed_bytes[v]` are held all iteration (weights, accumulators, optimiser state), `inflight_bytes[v]` once a microbatch in flight
+    (residuals), both a device. `inflight` is how many microbatches the limit is tested for; `memory_limit` = inf leaves memory free:
 
         sum_v fixed_bytes[v][s_v] + inflight * sum_v inflight_bytes[v][s_v] <= memory_limit
     """

@@ -6,7 +6,7 @@ so equal layers, and runs of equal layers, are solved once whatever their place 
 problem.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -14,6 +14,7 @@ from alpa_hpc.errors import SolverError
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
+from alpa_hpc.sharding.dim_classes import awkward_values
 from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
@@ -25,7 +26,7 @@ INNER = 1_000_000  # variable of node n of the stage's layer number i: (i + 1) *
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrice:
-    """Seconds an iteration that a byte is worth: held all iteration, or once a microbatch in flight. Zero prices give the fastest solution."""
+    """Seconds an iteration that a byte is worth, held all iteration or once a microbatch in flight; zero gives the fastest solution."""
 
     fixed: float
     inflight: float
@@ -55,6 +56,14 @@ class _Message:
     trace: Trace
 
 
+Restrict = Callable[[LayerProblem], LayerProblem]  # the same problem with fewer strategies allowed
+
+
+def unrestricted(problem: LayerProblem) -> LayerProblem:
+    """Every strategy is allowed."""
+    return problem
+
+
 @dataclass(slots=True, eq=False)
 class StageSolver:
     """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps."""
@@ -62,6 +71,7 @@ class StageSolver:
     step: LayeredStep
     prices: MeshPrices
     remat: bool
+    restrict: Restrict = unrestricted
     _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
     _layers: dict[tuple[str, MemoryPrice], Elimination] = field(default_factory=dict)
@@ -128,9 +138,17 @@ class StageSolver:
         content = layer_content(self.step, index)
         if content not in self._problems:
             losses = frozenset(output.value for output in self.step.loss_outputs)
-            self._problems[content] = build_layer(
-                layer, updates, losses, self.prices, remat=self.remat, num_microbatches=self.step.num_microbatches, space=self.space
+            built = build_layer(
+                layer,
+                updates,
+                losses,
+                self.prices,
+                remat=self.remat,
+                num_microbatches=self.step.num_microbatches,
+                space=self.space,
+                awkward=awkward_values(self.step),
             )
+            self._problems[content] = self.restrict(built)
         return _renamed(self._problems[content], layer, updates)
 
     def _layer(self, index: int, price: MemoryPrice) -> Elimination:
@@ -222,14 +240,16 @@ def owned_updates(step: LayeredStep, index: int) -> tuple[ParamUpdate, ...]:
 
 @lru_cache(maxsize=4096)
 def layer_content(step: LayeredStep, index: int) -> str:
-    """What decides a layer's sharding problem: its programs, the updates it owns, which outputs are losses and which cotangents exist."""
+    """What decides a layer's sharding problem: programs, updates it owns, which outputs are losses, which cotangents exist, borders."""
     layer = step.layers[index]
     losses = {output.value for output in step.loss_outputs}
     owned = {work.param: work.key for work in owned_updates(step, index)}
     params = ",".join(owned.get(p, "-") for p in layer.params)
     outputs = ",".join(f"{int(v in losses)}{int(v in layer.cotangent_outputs)}" for v in layer.outputs)
     inputs = ",".join(str(int(v in layer.cotangent_inputs)) for v in layer.inputs)
-    return f"{layer.key}|{params}|{inputs}|{outputs}"
+    awkward = awkward_values(step)
+    borders = ",".join("".join(map(str, sorted(awkward.get(v, ())))) for v in (*layer.inputs, *layer.outputs))
+    return f"{layer.key}|{params}|{inputs}|{outputs}|{borders}"
 
 
 def _renamed(problem: LayerProblem, layer: Layer, updates: tuple[ParamUpdate, ...]) -> LayerProblem:

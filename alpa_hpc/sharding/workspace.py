@@ -1,7 +1,7 @@
 """A layer's programs -> bytes that live only while they run: what a task needs beyond the arrays it is given.
 
-Tensors that XLA fuses away are not counted (see `equation_work`); a tensor lives from the equation that makes it to the last one that reads it.
-Results are not kept to the end: they are the buffers of the program, counted there, and gradients are added to their accumulators as they come.
+Tensors that XLA fuses away are not counted (see `equation_work`); a tensor lives from the equation that makes it to its last reader.
+Results are not kept to the end: they are the program's buffers, counted there, and gradients are added to their accumulators as they come.
 """
 
 from collections.abc import Callable, Sequence

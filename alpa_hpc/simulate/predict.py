@@ -86,4 +86,3 @@ def argument_bytes(argument: Argument) -> int:
 def tile_bytes(layout: Layout) -> int:
     """Bytes of one device's tile."""
     return layout.num_bytes // layout.spec.num_shards(layout.mesh)
-

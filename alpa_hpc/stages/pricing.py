@@ -1,7 +1,7 @@
 """StageCandidates -> CostTable: every candidate's sharding problem solved, at a few prices of memory (paper, section 5.2, t_intra).
 
-Which price is right only the stage DP knows, since it depends on how many microbatches are in flight; so each candidate gives one StageOption a price,
-and those that can never win are dropped (`cost_table.pareto`).
+Which price is right only the stage DP knows, since it depends on how many microbatches are in flight; so each candidate gives one
+StageOption a price, and those that can never win are dropped (`cost_table.pareto`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from alpa_hpc.ir.flops import aval_bytes, jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestricted
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
@@ -30,6 +30,7 @@ class StagePricer:
 
     step: LayeredStep
     cluster: ClusterSpec
+    restrict: Restrict = unrestricted
     _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
 
@@ -37,7 +38,7 @@ class StagePricer:
         """The sharding solver of a mesh."""
         key = (submesh, shape, remat)
         if key not in self._solvers:
-            self._solvers[key] = StageSolver(self.step, MeshPrices(logical_mesh(self.cluster, submesh, shape)), remat)
+            self._solvers[key] = StageSolver(self.step, MeshPrices(logical_mesh(self.cluster, submesh, shape)), remat, self.restrict)
         return self._solvers[key]
 
     @property

@@ -1,1 +1,1 @@
-"""training"""
+"""Data, optimiser and the loop that trains by a plan."""

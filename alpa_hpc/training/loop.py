@@ -5,16 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from alpa_hpc.runtime.session import Figures, Session
 from alpa_hpc.training.data import DataSource, Split
 from alpa_hpc.training.options import TrainingOptions
-from alpa_hpc.training.session import Figures, Session
 
 Report = Callable[[int, Figures], None]  # (step counted from 1, its figures)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingFigures:
-    """What a run of the loop came to. `step_seconds` is the median over all steps but the first; held-out losses are before and after (NaN: none)."""
+    """What a run of the loop came to.
+
+    `step_seconds` is the median over all steps but the first; held-out losses are before and after (NaN: none).
+    """
 
     first_loss: float
     last_loss: float

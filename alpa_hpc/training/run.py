@@ -3,11 +3,10 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import LaunchError
@@ -16,15 +15,19 @@ from alpa_hpc.planner.lookup import stages_of_plan
 from alpa_hpc.planner.search import SCHEDULES
 from alpa_hpc.runtime.assemble import Assembly, assemble
 from alpa_hpc.runtime.check import check_programs
+from alpa_hpc.runtime.links import AbstractLinks
 from alpa_hpc.runtime.listing import program_hash
 from alpa_hpc.runtime.options import ScheduleKind
-from alpa_hpc.runtime.transport import MpiTransport, in_process_transports
+from alpa_hpc.runtime.session import RankSession, build_runner, in_process_session
+from alpa_hpc.runtime.transport import MpiTransport
 from alpa_hpc.runtime.watchdog import WatchdogLimits, watched
 from alpa_hpc.training.data import DataSource
 from alpa_hpc.training.loop import Report, TrainingFigures, train
 from alpa_hpc.training.options import TrainingOptions
 from alpa_hpc.training.prepare import Prepared
-from alpa_hpc.training.session import InProcessSession, RankSession, build_runner
+
+if TYPE_CHECKING:
+    from alpa_hpc.runtime.groups import MeshContext  # it loads MPI, which starting a rank needs and training in one process does not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,23 +58,12 @@ def initial_leaves(job: TrainingJob) -> Mapping[int, np.ndarray[Any, Any]]:
 def train_in_process(job: TrainingJob, report: Report) -> TrainingFigures:
     """Train with all meshes on this process's devices; device i of the plan is device i of the process."""
     assembly = assemble_plan(job)
-    devices = jax.devices()
-    if len(devices) < job.plan.num_devices:
-        raise LaunchError(f"the plan uses {job.plan.num_devices} devices, this process has {len(devices)}: use launcher=local.")
-    meshes = [
-        Mesh(np.array([devices[i] for i in stage.devices]).reshape(stage.shape.sizes), ("x", "y")) for stage in job.plan.stages
-    ]
-    transports = in_process_transports(meshes)
-    leaves = initial_leaves(job)
-    runners = [
-        build_runner(assembly, job.prepared.traced, index, mesh, transport, leaves)
-        for index, (mesh, transport) in enumerate(zip(meshes, transports, strict=True))
-    ]
-    return train(InProcessSession(runners), job.data, job.options, report)
+    session = in_process_session(assembly, job.prepared.traced, job.plan.mesh_devices, initial_leaves(job))
+    return train(session, job.data, job.options, report)
 
 
-def train_as_rank(job: TrainingJob, context: Any, links: Any, report: Report) -> TrainingFigures:
-    """Train as one rank of an MPI job that has joined its mesh (`context`, a runtime.groups.MeshContext); all ranks compile before step 1."""
+def train_as_rank(job: TrainingJob, context: "MeshContext", links: AbstractLinks, report: Report) -> TrainingFigures:
+    """Train as one rank of an MPI job that has joined its mesh (`context`); all ranks compile before step 1."""
     assembly = assemble_plan(job)
     check_same_programs(context, assembly)
     transport = MpiTransport(context, links)
@@ -82,11 +74,11 @@ def train_as_rank(job: TrainingJob, context: Any, links: Any, report: Report) ->
         return train(RankSession(runner), job.data, job.options, report)
 
 
-def check_same_programs(context: Any, assembly: Assembly) -> None:
+def check_same_programs(context: "MeshContext", assembly: Assembly) -> None:
     """Raise LaunchError where ranks derived different programs from the same plan."""
     hashes = context.world.allgather(program_hash(assembly.programs))
     if len(set(hashes)) > 1:
         raise LaunchError(
-            f"ranks derived different programs from the same plan (hashes {sorted(set(hashes))}): they run different versions of Python, jax or "
-            "alpa_hpc. Give all nodes the same environment."
+            f"ranks derived different programs from the same plan (hashes {sorted(set(hashes))}): "
+            "they run different versions of Python, jax or alpa_hpc. Give all nodes the same environment."
         )

@@ -1,8 +1,10 @@
-"""Random valid plans = one device with the same number of microbatches: loss and every gradient. A psum or a message less, and they differ."""
+"""Random valid plans = one device with as many microbatches: loss and every gradient. A psum or a message less, and they differ."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,8 @@ from alpa_hpc.runtime.instructions import MeshProgram, Send
 from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.sharding import apply
-from alpa_hpc.sharding.resharding import AllReduce
+from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.resharding import AllReduce, Step
 from alpa_hpc.training.step import build_train_step
 from tests.random_plans import (
     QUICK,
@@ -55,7 +58,7 @@ def mlp_adamw() -> Family:
     return Family(optax_step(mlp_loss, optimiser), {"params": params, "optimiser": optimiser.init(params)}, mlp_batch)
 
 
-def gpt_family(**options: object) -> Family:
+def gpt_family(**options: Any) -> Family:
     model = GPT(num_layers=2, hidden=16, num_heads=4, vocab=32, sequence=8, **options)
     train = build_train_step(model, optax.sgd(1.0))
     return Family(train.step, train.init(jax.random.key(0)), lambda rows: tokens(rows, model.vocab, model.sequence + 1))
@@ -76,7 +79,7 @@ CASES = [(name, number) for name, plans in PLANS.items() for number in range(len
 
 
 @pytest.mark.parametrize(("name", "number"), CASES)
-def test_a_random_plan_equals_one_device(name, number):
+def test_a_random_plan_equals_one_device(name: str, number: int) -> None:
     family, plan = FAMILIES[name](), PLANS[name][number]
     assert_equal(family, plan, run_plan(family, plan), tolerance=2e-4 if name != "mlp_adamw" else 2e-3)
 
@@ -104,7 +107,9 @@ def two_stages(seed: int, *, remat: bool = False, num_microbatches: int = 2) -> 
 
 
 def three_stages(seed: int, *, num_microbatches: int = 3) -> Plan:
-    return Plan((Variant(0, 1, (1, 2), False, seed), Variant(1, 3, (2, 2), True, seed), Variant(3, 4, (2, 1), False, seed)), num_microbatches)
+    return Plan(
+        (Variant(0, 1, (1, 2), False, seed), Variant(1, 3, (2, 2), True, seed), Variant(3, 4, (2, 1), False, seed)), num_microbatches
+    )
 
 
 def check(family: Family, plan: Plan, tolerance: float = 2e-4) -> None:
@@ -124,7 +129,7 @@ def test_dropout():
 
 
 @jax.custom_vjp
-def halved_gradient(x):
+def halved_gradient(x: jax.Array) -> jax.Array:
     return x
 
 
@@ -132,13 +137,15 @@ halved_gradient.defvjp(lambda x: (x, None), lambda _, g: (0.5 * g,))
 
 
 def test_a_custom_vjp_in_the_loss():
-    family = Family(sgd_step(lambda p, b: jnp.mean(halved_gradient(token_losses(mlp_logits(p, b), b)))), {"params": mlp_params()}, mlp_batch)
+    family = Family(
+        sgd_step(lambda p, b: jnp.mean(halved_gradient(token_losses(mlp_logits(p, b), b)))), {"params": mlp_params()}, mlp_batch
+    )
     check(family, two_stages(3))
     assert float(family.work(2).expected_metrics["grad_norm"]) < 0.6 * float(mlp().work(2).expected_metrics["grad_norm"])
 
 
 def test_a_sum_and_its_count():
-    def loss(params, batch):
+    def loss(params: Any, batch: Any) -> Any:
         counted = (batch["tokens"][:, 1:] > VOCAB // 3).astype(jnp.float32)
         return jnp.sum(counted * token_losses(mlp_logits(params, batch), batch)), jnp.sum(counted)
 
@@ -147,8 +154,8 @@ def test_a_sum_and_its_count():
 
 
 @pytest.mark.parametrize("plan", [three_stages(6), Plan((Variant(0, 4, (2, 2), False, 7),), 2)], ids=["three stages", "one stage"])
-def test_a_parameter_read_by_three_layers(plan):
-    def loss(params, batch):
+def test_a_parameter_read_by_three_layers(plan: Plan) -> None:
+    def loss(params: Any, batch: Any) -> Any:
         blocks = [{**block, "up": params["shared"]} for block in params["blocks"]]
         return mlp_loss({"embedding": params["embedding"], "blocks": blocks}, batch)
 
@@ -157,11 +164,14 @@ def test_a_parameter_read_by_three_layers(plan):
     blocks = [{name: block[name] for name in ("bias", "down")} for block in params["blocks"]]
     family = Family(sgd_step(loss), {"params": {"embedding": params["embedding"], "blocks": blocks, "shared": shared}}, mlp_batch)
     readers = [layer for layer in family.work(plan.num_microbatches).layered.layers if len(layer.params) > 0]
-    assert sum(any(family.work(plan.num_microbatches).layered.state_names[p].endswith("shared") for p in layer.params) for layer in readers) >= 3
+    assert (
+        sum(any(family.work(plan.num_microbatches).layered.state_names[p].endswith("shared") for p in layer.params) for layer in readers)
+        >= 3
+    )
     check(family, plan)
 
 
-def differs(family: Family, plan: Plan, **mutated: object) -> bool:
+def differs(family: Family, plan: Plan, **mutated: Any) -> bool:
     try:
         assert_equal(family, plan, run_plan(family, plan, **mutated))
     except (AssertionError, ProgramError):
@@ -169,12 +179,13 @@ def differs(family: Family, plan: Plan, **mutated: object) -> bool:
     return False
 
 
-def test_a_dropped_psum_is_noticed(monkeypatch):
+def test_a_dropped_psum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     family, plan = mlp(), Plan((Variant(0, 4, (2, 2), False, 11),), 2)
     assert not differs(family, plan)
-    run_step, dropped = apply.run_step, []
+    run_step = apply.run_step
+    dropped: list[Step] = []
 
-    def without_one(x, step, place):
+    def without_one(x: jax.Array, step: Step, place: Place) -> jax.Array:
         if isinstance(step, AllReduce) and not dropped:
             dropped.append(step)
             return x
@@ -209,8 +220,10 @@ def test_a_microbatch_sent_in_place_of_another_is_noticed():
     assert differs(family, plan, programs=[changed(programs[0], swapped), programs[1]])
 
 
-@pytest.mark.parametrize("mutate", [lambda one: replace(one, tag=one.tag + 1000), lambda one: replace(one, to=1 - one.to)], ids=["tag", "target"])
-def test_a_send_without_its_receive_is_refused(mutate):
+@pytest.mark.parametrize(
+    "mutate", [lambda one: replace(one, tag=one.tag + 1000), lambda one: replace(one, to=1 - one.to)], ids=["tag", "target"]
+)
+def test_a_send_without_its_receive_is_refused(mutate: Callable[[Send], Send]) -> None:
     programs = list(mlp().assembly(two_stages(14)).programs)
     index, one = sends_of_values(programs[0])[0]
     with pytest.raises(ProgramError):

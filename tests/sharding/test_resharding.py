@@ -65,7 +65,7 @@ def check_result(result: np.ndarray, target: Spec, array: np.ndarray, mesh: Mesh
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize(("rows", "cols"), [(2, 2), (2, 4), (4, 2), (1, 4)])
-def test_every_pair_of_specs_gives_the_tiles_of_the_target(rows, cols, rank):
+def test_every_pair_of_specs_gives_the_tiles_of_the_target(rows: int, cols: int, rank: int) -> None:
     mesh = mesh_of(rows, cols)
     shape, array, specs = mesh.shape, whole(rank), specs_of(rank, mesh)
     targets = specs if rank < 3 else specs[:: max(1, len(specs) // 12)]
@@ -76,7 +76,9 @@ def test_every_pair_of_specs_gives_the_tiles_of_the_target(rows, cols, rank):
         bare = [x[0, 0] for x in sources]
         return tuple(tuple(reshard(x, s, t, place)[None, None] for t in targets) for x, s in zip(bare, specs, strict=True))
 
-    mapped = jax.shard_map(to_all_targets, mesh=device_mesh, in_specs=PartitionSpec(*AXIS_NAMES), out_specs=PartitionSpec(*AXIS_NAMES), check_vma=False)
+    mapped = jax.shard_map(
+        to_all_targets, mesh=device_mesh, in_specs=PartitionSpec(*AXIS_NAMES), out_specs=PartitionSpec(*AXIS_NAMES), check_vma=False
+    )
     arguments = [tiles(summands(array, spec, shape), spec, shape) for spec in specs]
     results = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})(*arguments)
     for row in results:
@@ -85,7 +87,7 @@ def test_every_pair_of_specs_gives_the_tiles_of_the_target(rows, cols, rank):
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(2, 2), (2, 4), (4, 2), (8, 1)])
-def test_steps_lead_from_source_to_target_and_the_price_is_their_sum(rows, cols):
+def test_steps_lead_from_source_to_target_and_the_price_is_their_sum(rows: int, cols: int) -> None:
     mesh = mesh_of(rows, cols)
     for rank in (1, 2, 3):
         for source, target in itertools.product(specs_of(rank, mesh), repeat=2):
@@ -101,7 +103,7 @@ def test_steps_lead_from_source_to_target_and_the_price_is_their_sum(rows, cols)
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(2, 4), (4, 2)])
-def test_prices_are_linear_and_monotone_in_bytes(rows, cols):
+def test_prices_are_linear_and_monotone_in_bytes(rows: int, cols: int) -> None:
     mesh = mesh_of(rows, cols)
     specs = specs_of(2, mesh)
     prices = MeshPrices(mesh)

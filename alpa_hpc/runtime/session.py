@@ -1,4 +1,4 @@
-"""An assembly on real devices -> sessions that train and score batches: all meshes in this process, or one mesh of an MPI job (DESIGN, "Ranks")."""
+"""Assembly on real devices -> sessions that train and score batches: all meshes in this process, or one mesh of an MPI job."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from alpa_hpc.errors import LaunchError
 from alpa_hpc.ir.reference import microbatch_inputs
 from alpa_hpc.ir.trace import TracedStep
 from alpa_hpc.runtime.assemble import Assembly, compile_evaluation, compile_tasks, evaluation_program, place_batch, place_state
 from alpa_hpc.runtime.execute import Executor, FeedBatch, IterationResult, prepare, run_interleaved, run_iteration
 from alpa_hpc.runtime.instructions import Buffer
-from alpa_hpc.runtime.transport import AbstractTransport
+from alpa_hpc.runtime.transport import AbstractTransport, in_process_transports
 
 Batch = Any
 Figures = dict[str, float]
@@ -106,6 +107,48 @@ class InProcessSession:
         for runner, result in zip(self.runners, results, strict=True):
             runner.resident = result.resident
         return self.runners[0].loss_of(results[0])
+
+    def whole_state(self) -> dict[int, np.ndarray]:
+        """Every state leaf as a whole host array of its own (a copy: the next iteration consumes what is on the devices).
+
+        Raises:
+            LaunchError: an iteration failed or was interrupted, and the state went with it.
+        """
+        held = {int(buffer.name.removeprefix("state.")): value for runner in self.runners for buffer, value in runner.resident.items()}
+        if not held:
+            raise LaunchError("an iteration did not finish, and the state it had consumed is lost: start again from a state you kept.")
+        return {leaf: np.array(held[leaf]) for leaf in sorted(held)}
+
+
+def check_devices(num_devices: int) -> None:
+    """Raise LaunchError where this process has fewer than `num_devices` devices."""
+    devices = jax.devices()
+    if len(devices) < num_devices:
+        raise LaunchError(
+            f"the cluster has {num_devices} devices, this process has {len(devices)} ({devices[0].platform}). For CPU devices that "
+            f'share this machine, call jax.config.update("jax_num_cpu_devices", {num_devices}) before anything else uses jax (where there '
+            "is a GPU, set JAX_PLATFORMS=cpu, too). To train on several machines use the command line, which starts one process a device."
+        )
+
+
+def in_process_session(
+    assembly: Assembly, traced: TracedStep, mesh_devices: Sequence[Sequence[int]], leaves: Mapping[int, np.ndarray]
+) -> InProcessSession:
+    """Compile all meshes for this process's devices (device i of the plan is device i of the process) and place the state's whole `leaves`.
+
+    Raises:
+        LaunchError: this process has fewer devices than the meshes.
+    """
+    check_devices(sum(map(len, mesh_devices)))
+    devices = jax.devices()
+    meshes = [
+        Mesh(np.array([devices[i] for i in ids]).reshape(stage.shape.sizes), ("x", "y"))
+        for ids, stage in zip(mesh_devices, assembly.stages, strict=True)
+    ]
+    parts = zip(meshes, in_process_transports(meshes), strict=True)
+    return InProcessSession(
+        [build_runner(assembly, traced, index, mesh, transport, leaves) for index, (mesh, transport) in enumerate(parts)]
+    )
 
 
 def _handed_over(runners: Sequence[MeshRunner]) -> list[Mapping[Buffer, jax.Array]]:

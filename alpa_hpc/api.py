@@ -1,0 +1,225 @@
+"""(Train step, ClusterSpec) -> ParallelTraining on this process's devices, for use as a library: trace, plan or take a plan, compile, run.
+
+The paper's Algorithm 1 with analytic costs (section 7 has the decorator of the same name); no jobs are involved.
+
+parallel = parallelize(step, cluster=cluster, num_microbatches=4)
+training = parallel.start(state, batch)      # plans, compiles, places the state
+metrics = training.step(batch)               # trains in place: the state lives on the devices
+state = training.state()                     # a copy, whole, on the host
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.errors import PlanError, TraceError
+from alpa_hpc.ir.trace import TracedStep, trace_step
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.layers.layered import cut_layers
+from alpa_hpc.layers.options import LayerOptions
+from alpa_hpc.plan.codec import plan_from_json, plan_to_json
+from alpa_hpc.plan.plan import ParallelPlan
+from alpa_hpc.planner.lookup import make_plan, stages_of_plan
+from alpa_hpc.planner.refine import with_exact_memory
+from alpa_hpc.planner.search import SCHEDULES, analytic_seconds, best_partitions, find_candidates, pick, simulate_partition
+from alpa_hpc.runtime.assemble import assemble
+from alpa_hpc.runtime.check import check_programs
+from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process_session
+from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
+from alpa_hpc.stages.options import RematChoice, SearchOptions
+from alpa_hpc.stages.pricing import StagePricer
+
+Step = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]  # (state, batch) -> (new state, metrics), with one value_and_grad
+
+DEFAULT_LAYERS = LayerOptions(num_layers=4, imbalance=0.5)
+DEFAULT_SEARCH = SearchOptions(
+    submesh_shapes=SubmeshShapes.ALL,
+    logical_shapes=LogicalShapes.ALL,
+    num_best=4,
+    remat=RematChoice.SEARCH,
+    table_cap=10_000_000,
+    solver_seconds=60.0,
+)
+
+
+def parallelize(
+    step: Step,
+    *,
+    cluster: ClusterSpec,
+    num_microbatches: int,
+    plan: ParallelPlan | None = None,
+    layers: LayerOptions = DEFAULT_LAYERS,
+    search: SearchOptions = DEFAULT_SEARCH,
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
+) -> "ParallelStep":
+    """Say how a train step is to be parallelised; nothing is traced or searched yet.
+
+    `step(state, batch) -> (new_state, metrics)` is pure JAX for one device, with one `alpa_hpc.value_and_grad`; metrics are a dict of
+    scalars. The rows of the batch are split into `num_microbatches`. With a `plan`, made for the same step, batch, `layers` and cluster,
+    nothing is searched, and `search` and `schedule` are not looked at. The forward pass is cut into 4 layers by default; more give the
+    search more freedom and more work.
+    """
+    return ParallelStep(step, cluster, num_microbatches, plan, layers, search, schedule)
+
+
+def load_plan(path: str | Path) -> ParallelPlan:
+    """Read a plan.json of a run, or of `save_plan`. Raises PlanError where it is absent, torn, or of another version."""
+    path = Path(path)
+    if not path.is_file():
+        raise PlanError(f"{path} is not a file, expected a plan: the plan.json of a run folder, or what save_plan wrote.")
+    return plan_from_json(path.read_text(encoding="utf-8"), str(path))
+
+
+def save_plan(plan: ParallelPlan, path: str | Path) -> None:
+    """Write a plan as JSON, for `load_plan`."""
+    Path(path).write_text(plan_to_json(plan), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelStep:
+    """A train step with all that is needed to plan it; made by `parallelize`."""
+
+    step: Step
+    cluster: ClusterSpec
+    num_microbatches: int
+    plan: ParallelPlan | None
+    layers: LayerOptions
+    search: SearchOptions
+    schedule: ScheduleKind
+
+    def find_plan(self, state: Any, batch: Any) -> ParallelPlan:
+        """The given plan, else the fastest one found; needs shapes and dtypes alone, and no device of the cluster.
+
+        Raises:
+            TraceError: the step cannot be cut into microbatches or layers.
+            InfeasibleError: nothing fits the cluster.
+        """
+        return self._planned(self._trace(state, batch)[1])
+
+    def start(self, state: Any, batch: Any) -> "ParallelTraining":
+        """Plan, compile for the first devices of this process, and place `state` (arrays); of `batch` only shapes and dtypes count.
+
+        Raises:
+            LaunchError: this process has fewer devices than the cluster.
+            TraceError: the step cannot be cut into microbatches or layers.
+            InfeasibleError: nothing fits the cluster.
+            PlanError: the given plan is for another step, batch or cluster.
+        """
+        check_devices(self.cluster.num_devices)  # before planning, which may take minutes
+        traced, layered = self._trace(state, batch)
+        leaves = _host_leaves(traced, state)
+        plan = self._planned(layered)
+        schedule = SCHEDULES[ScheduleKind(plan.schedule)]
+        assembly = assemble(layered, stages_of_plan(plan, layered, self.cluster), schedule)
+        check_programs(assembly.programs, schedule)
+        session = in_process_session(assembly, traced, plan.mesh_devices, leaves)
+        return ParallelTraining(plan, self.cluster, traced, shapes_of(batch), session)
+
+    def _trace(self, state: Any, batch: Any) -> tuple[TracedStep, LayeredStep]:
+        traced = trace_step(self.step, shapes_of(state), shapes_of(batch), num_microbatches=self.num_microbatches)
+        _check_leaves(traced)
+        return traced, cut_layers(traced, num_layers=self.layers.num_layers, imbalance=self.layers.imbalance)
+
+    def _planned(self, layered: LayeredStep) -> ParallelPlan:
+        return self.plan if self.plan is not None else search_plan(layered, self.cluster, self.search, self.schedule)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelTraining:
+    """A training under way: it owns the state, spread over the devices. Made by `ParallelStep.start`."""
+
+    plan: ParallelPlan
+    cluster: ClusterSpec
+    _traced: TracedStep
+    _batch_shapes: Any
+    _session: InProcessSession
+
+    def step(self, batch: Any) -> dict[str, float]:
+        """Train on a batch and return the step's metrics. Raises TraceError for a batch of other shapes than the first one."""
+        return self._session.train(_fitting(batch, self._batch_shapes))
+
+    def score(self, batch: Any) -> float:
+        """The loss of a batch, by forward passes alone; the state stays as it is. Raises TraceError like `step`."""
+        return self._session.score(_fitting(batch, self._batch_shapes))
+
+    def state(self) -> Any:
+        """A copy of the whole state: the pytree that was given to `start`, of numpy arrays."""
+        leaves = self._session.whole_state()
+        return jax.tree.unflatten(self._traced.state_tree, [leaves[leaf] for leaf in range(len(self._traced.state_avals))])
+
+    def explain(self) -> str:
+        """The plan for people: what each stage runs and where; predicted memory of a device and seconds of an iteration."""
+        return explain_plan(self.plan, self.cluster)
+
+
+def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind) -> ParallelPlan:
+    """The paper's Algorithm 1 with analytic costs, in this process. Raises InfeasibleError where nothing fits."""
+    pricer = StagePricer(step, cluster)
+    table = with_exact_memory(pricer, pricer.price(find_candidates(step, cluster, search)), cluster, search)
+    partitions = best_partitions(table, cluster, step, search)
+    simulated = [simulate_partition(pricer, one, SCHEDULES[schedule], analytic_seconds(pricer)) for one in partitions]
+    return make_plan(step, pick(simulated, cluster), cluster, schedule)
+
+
+def explain_plan(plan: ParallelPlan, cluster: ClusterSpec) -> str:
+    """A plan as a few lines of text."""
+    lines = [
+        f"{cluster.name}: {cluster.num_nodes} x {cluster.devices_per_node} {cluster.device.kind}; number of stages: {len(plan.stages)}, "
+        f"of microbatches: {plan.num_microbatches}; schedule: {plan.schedule}"
+    ]
+    for index, (stage, num_bytes) in enumerate(zip(plan.stages, plan.prediction.stage_bytes, strict=True)):
+        layers = f"layers {stage.start} to {stage.stop - 1} of {plan.num_layers}"
+        mesh = f"{stage.shape.rows} x {stage.shape.cols} mesh of devices {', '.join(map(str, stage.devices))}"
+        memory = f"{num_bytes / 1e6:.3f} MB a device{', recomputed in the backward pass' if stage.remat else ''}"
+        lines.append(f"stage {index}: {layers}; {mesh}; {memory}")
+    lines.append(f"predicted: {plan.prediction.iteration_seconds:.3g} seconds an iteration")
+    return "\n".join(lines)
+
+
+def shapes_of(tree: Any) -> Any:
+    """A pytree's shapes and dtypes, as jax would take them (a Python float is a float32 scalar)."""
+    return jax.eval_shape(lambda whole: whole, tree)
+
+
+def _check_leaves(traced: TracedStep) -> None:
+    """Raise TraceError for what cannot be placed or reported: typed PRNG keys in the state, metrics that are no scalars."""
+    for name, aval in zip(traced.state_names, traced.state_avals, strict=True):
+        if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            raise TraceError(
+                f"state leaf '{name}' is a PRNG key. Keep jax.random.key_data(key) in the state, "
+                "and use jax.random.wrap_key_data inside the step."
+            )
+    metrics = traced.after.out_avals[len(traced.state_avals) :]
+    for name, aval in zip(traced.metric_names, metrics, strict=True):
+        if aval.shape:
+            raise TraceError(f"metric '{name}' must be a scalar, found {aval.dtype}{list(aval.shape)}. Reduce it inside the step.")
+
+
+def _host_leaves(traced: TracedStep, state: Any) -> dict[int, np.ndarray]:
+    """The state's leaves as whole host arrays, of the dtypes that were traced."""
+    leaves = jax.tree.leaves(state)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise TraceError("the state to start from must hold arrays, found shapes: shapes alone are enough for find_plan only.")
+    return {index: np.asarray(leaf, dtype=aval.dtype) for index, (leaf, aval) in enumerate(zip(leaves, traced.state_avals, strict=True))}
+
+
+def _fitting(batch: Any, shapes: Any) -> Any:
+    """The batch in the dtypes that were traced. Raises TraceError where its structure, shapes or dtypes are others."""
+    found, expected = shapes_of(batch), shapes
+    if jax.tree.structure(found) != jax.tree.structure(expected):
+        raise TraceError(
+            f"the batch has the structure {jax.tree.structure(found)}, expected that of `start`: {jax.tree.structure(expected)}."
+        )
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise TraceError(
+                f"batch leaf '{jax.tree_util.keystr(path, simple=True, separator='/')}' is {one.dtype}{list(one.shape)}, expected "
+                f"{other.dtype}{list(other.shape)} as in `start`: a plan is for one shape. Start again for another."
+            )
+    return jax.tree.map(lambda leaf, shape: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, dtype=shape.dtype), batch, expected)

@@ -1,0 +1,317 @@
+"""Property: `parallelize` trains as one device does, by a plan found or given, and says in its errors what to change."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import alpa_hpc
+from alpa_hpc.api import DEFAULT_LAYERS, DEFAULT_SEARCH, ParallelStep, ParallelTraining, shapes_of
+from alpa_hpc.errors import InfeasibleError, LaunchError, PlanError, TraceError
+from alpa_hpc.ir.reference import reference_step
+from alpa_hpc.ir.trace import trace_step
+from alpa_hpc.models.gpt import GPT
+from alpa_hpc.stages.options import RematChoice
+
+REPOSITORY = Path(__file__).parent.parent
+DEVICE = alpa_hpc.DeviceSpec("cpu", 64_000_000, 4e9, 4e9, 4e9, 0.8)
+SLOW_BETWEEN = alpa_hpc.ClusterSpec("slow", 2, 4, DEVICE, alpa_hpc.Link(2e9, 2e-5), alpa_hpc.Link(1e6, 5e-4))
+ONE_NODE = replace(SLOW_BETWEEN, name="one node", num_nodes=1)
+TIGHT = replace(SLOW_BETWEEN, name="tight", device=replace(DEVICE, memory=40_000))  # the MLP's state is 50 KB: it must be divided
+WIDTH, ROWS = 32, 16
+OPTIMISER = optax.adam(1e-2)
+
+Loss = Callable[..., Any]
+
+
+def activations(params: Any, batch: Any) -> jax.Array:
+    """The tied parameter `in` is read by the first and by the last layer."""
+    x = jnp.tanh(batch["x"] @ params["in"])
+    for weights in params["hidden"]:
+        x = jnp.tanh(x @ weights)
+    return x @ params["in"].T
+
+
+def mean_loss(params: Any, batch: Any) -> jax.Array:
+    return jnp.mean((activations(params, batch) - batch["x"]) ** 2)
+
+
+def masked_loss(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    rows = jnp.sum((activations(params, batch) - batch["x"]) ** 2, axis=1)
+    return jnp.sum(rows * batch["mask"]), jnp.sum(batch["mask"])
+
+
+def loss_with_aux(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    found = activations(params, batch)
+    return jnp.mean((found - batch["x"]) ** 2), {"largest_sum": jnp.sum(jnp.abs(found)), "mean": jnp.mean(found)}
+
+
+def updated(state: Any, gradients: Any) -> Any:
+    updates, optimiser = OPTIMISER.update(gradients, state["optimiser"])
+    return {"params": optax.apply_updates(state["params"], updates), "optimiser": optimiser, "steps": state["steps"] + 1}
+
+
+def mean_step(state: Any, batch: Any, loss: Loss = mean_loss) -> Any:
+    value, gradients = alpa_hpc.value_and_grad(loss)(state["params"], batch)
+    return updated(state, gradients), {"loss": value, "norm": optax.tree.norm(gradients)}
+
+
+def masked_step(state: Any, batch: Any) -> Any:
+    value, gradients = alpa_hpc.value_and_grad(masked_loss, reduction=alpa_hpc.SumCount())(state["params"], batch)
+    return updated(state, gradients), {"loss": value}
+
+
+def aux_step(state: Any, batch: Any, aux: Any) -> Any:
+    (value, extra), gradients = alpa_hpc.value_and_grad(loss_with_aux, has_aux=True, aux=aux)(state["params"], batch)
+    return updated(state, gradients), {"loss": value, **extra}
+
+
+def make_state(width: int = WIDTH) -> Any:
+    random = np.random.default_rng(0)
+    matrices = [np.asarray(random.normal(size=(width, width)) / np.sqrt(width), np.float32) for _ in range(3)]
+    params = {"in": matrices[0], "hidden": matrices[1:]}
+    return {"params": params, "optimiser": OPTIMISER.init(params), "steps": 0}
+
+
+def make_batch(seed: int, rows: int = ROWS) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {"x": random.normal(size=(rows, WIDTH)), "mask": (np.arange(rows) < rows - 5).astype(np.float32)}
+
+
+parallelize = partial(alpa_hpc.parallelize, cluster=SLOW_BETWEEN, num_microbatches=4)
+
+
+def train_like_one_device(parallel: ParallelStep, state: Any, batches: list[Any]) -> ParallelTraining:
+    """Train on the batches and compare every metric, and the state in the end, with the one-device reference."""
+    training = parallel.start(state, batches[0])
+    traced = trace_step(parallel.step, shapes_of(state), shapes_of(batches[0]), num_microbatches=parallel.num_microbatches)
+    reference = jax.jit(partial(reference_step, traced))
+    expected_state = jax.tree.map(jnp.asarray, state)
+    for batch in batches:
+        expected_state, expected = reference(expected_state, batch)
+        assert training.step(batch) == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4)
+    found_state = training.state()
+    assert jax.tree.structure(found_state) == jax.tree.structure(expected_state)
+    for found, leaf in zip(jax.tree.leaves(found_state), jax.tree.leaves(expected_state), strict=True):
+        assert found.dtype == leaf.dtype
+        np.testing.assert_allclose(found, leaf, rtol=1e-3, atol=1e-4)
+    return training
+
+
+BATCHES = [make_batch(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def mlp() -> ParallelTraining:
+    """Three steps of the MLP; later tests read what is left of it."""
+    return train_like_one_device(parallelize(mean_step, cluster=TIGHT), make_state(), BATCHES)
+
+
+def test_the_tied_parameter_is_read_by_several_stages(mlp: ParallelTraining) -> None:
+    assert len(mlp.plan.stages) > 1
+    assert mlp.plan.num_devices == 8
+
+
+def test_gpt_trains_like_one_device() -> None:
+    model = GPT(num_layers=1, hidden=16, num_heads=4, vocab=32, sequence=8)
+
+    def step(state: Any, batch: Any) -> Any:
+        value, gradients = alpa_hpc.value_and_grad(model.loss)(state["params"], batch, jax.random.key(0))
+        return updated(state, gradients), {"loss": value}
+
+    params = jax.jit(model.init)(jax.random.key(0))
+    tokens = [np.asarray(jax.random.randint(jax.random.key(seed), (16, 9), 0, 32), np.int64) for seed in range(3)]
+    state = {"params": params, "optimiser": OPTIMISER.init(params), "steps": 0}
+    search = replace(DEFAULT_SEARCH, remat=RematChoice.NEVER, num_best=1)
+    layers = replace(DEFAULT_LAYERS, num_layers=2)
+    train_like_one_device(parallelize(step, search=search, layers=layers), state, [{"tokens": one} for one in tokens])
+
+
+def test_sum_and_count_are_joined_over_microbatches() -> None:
+    training = train_like_one_device(parallelize(masked_step, cluster=ONE_NODE), make_state(), BATCHES)
+    _, metrics = masked_step(training.state(), jax.tree.map(jnp.asarray, BATCHES[0]))
+    assert training.score(BATCHES[0]) == pytest.approx(float(metrics["loss"]), rel=1e-4)
+
+
+def test_declared_aux_is_joined_as_declared() -> None:
+    aux = {"largest_sum": alpa_hpc.AuxKind.SUM, "mean": alpa_hpc.AuxKind.MEAN}
+    train_like_one_device(parallelize(partial(aux_step, aux=aux), cluster=ONE_NODE), make_state(), BATCHES)
+
+
+def test_score_is_the_loss_and_changes_nothing(mlp: ParallelTraining) -> None:
+    before = mlp.state()
+    _, metrics = mean_step(before, jax.tree.map(jnp.asarray, BATCHES[1]))
+    assert mlp.score(BATCHES[1]) == pytest.approx(float(metrics["loss"]), rel=1e-4)
+    after = mlp.state()
+    assert all(np.array_equal(one, other) for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def test_the_state_is_a_copy(mlp: ParallelTraining) -> None:
+    state = mlp.state()
+    kept = jax.tree.map(np.copy, state)
+    mlp.step(BATCHES[0])
+    assert all(np.array_equal(one, other) for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(kept), strict=True))
+    state["params"]["in"][:] = 0.0
+    assert np.any(mlp.state()["params"]["in"])
+
+
+def test_explain_names_every_stage(mlp: ParallelTraining) -> None:
+    text = mlp.explain()
+    assert f"tight: 2 x 4 cpu; number of stages: {len(mlp.plan.stages)}, of microbatches: 4; schedule: one_f_one_b\n" in text
+    for index, stage in enumerate(mlp.plan.stages):
+        assert f"stage {index}: layers {stage.start} to {stage.stop - 1} of 4; {stage.shape.rows} x {stage.shape.cols} mesh" in text
+    assert f"{mlp.plan.prediction.iteration_seconds:.3g} seconds" in text
+
+
+def test_a_plan_from_a_file_is_used(mlp: ParallelTraining, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    alpa_hpc.save_plan(mlp.plan, path)
+    plan = alpa_hpc.load_plan(path)
+    assert plan == mlp.plan
+    turned = tuple(replace(stage, devices=stage.devices[::-1]) for stage in plan.stages)  # no search would give this plan
+    swapped = replace(plan, stages=turned)
+    assert swapped != plan
+    training = train_like_one_device(parallelize(mean_step, plan=swapped, cluster=TIGHT), make_state(), BATCHES[:1])
+    assert training.plan is swapped
+
+
+def test_a_plan_needs_shapes_alone() -> None:
+    huge = replace(SLOW_BETWEEN, num_nodes=4)
+    plan = parallelize(mean_step, cluster=huge).find_plan(shapes_of(make_state()), shapes_of(BATCHES[0]))
+    assert plan.num_devices == 16
+
+
+def two_losses(state: Any, batch: Any) -> Any:
+    other, _ = alpa_hpc.value_and_grad(mean_loss)(state["params"], batch)
+    new_state, metrics = mean_step(state, batch)
+    return new_state, {**metrics, "other": other}
+
+
+def vector_metric(state: Any, batch: Any) -> Any:
+    new_state, _ = mean_step(state, batch)
+    return new_state, {"steps": jnp.stack([state["steps"], state["steps"]])}
+
+
+def with_key(state: Any, batch: Any) -> Any:
+    inner, metrics = mean_step(state["inner"], batch)
+    return {"inner": inner, "key": state["key"]}, metrics
+
+
+REFUSED = {
+    "undeclared aux": (partial(aux_step, aux=None), TraceError, "2 auxiliary outputs.*aux="),
+    "loss of rows": (partial(mean_step, loss=lambda params, batch: activations(params, batch)[:, 0]), TraceError, "one scalar"),
+    "second value_and_grad": (two_losses, TraceError, "one alpa_hpc.value_and_grad whose result it uses, found 2"),
+    "vector metric": (vector_metric, TraceError, "metric 'steps' must be a scalar"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_steps_that_cannot_be_cut_are_refused(name: str) -> None:
+    step, kind, text = REFUSED[name]
+    with pytest.raises(kind, match=text):
+        parallelize(step).start(make_state(), BATCHES[0])
+
+
+def test_a_key_in_the_state_is_refused() -> None:
+    with pytest.raises(TraceError, match="'key' is a PRNG key.*key_data"):
+        parallelize(with_key).start({"inner": make_state(), "key": jax.random.key(0)}, BATCHES[0])
+
+
+def test_rows_must_divide_into_microbatches() -> None:
+    with pytest.raises(TraceError, match="18 rows do not divide into 4 microbatches"):
+        parallelize(mean_step).start(make_state(), make_batch(0, rows=18))
+
+
+def test_too_few_devices_are_told_before_planning() -> None:
+    with pytest.raises(LaunchError, match=r'16 devices, this process has 8 .*jax.config.update\("jax_num_cpu_devices", 16\)'):
+        parallelize(mean_step, cluster=replace(SLOW_BETWEEN, num_nodes=4)).start(make_state(), BATCHES[0])
+
+
+def test_a_state_of_shapes_cannot_start() -> None:
+    with pytest.raises(TraceError, match="must hold arrays"):
+        parallelize(mean_step).start(shapes_of(make_state()), BATCHES[0])
+
+
+def test_a_model_that_fits_nowhere_is_refused() -> None:
+    small = replace(SLOW_BETWEEN, device=replace(DEVICE, memory=2_000))
+    with pytest.raises(InfeasibleError, match="missing"):
+        parallelize(mean_step, cluster=small).start(make_state(), BATCHES[0])
+
+
+@pytest.mark.parametrize("changed", [{"step": masked_step}, {"num_microbatches": 2}, {"layers": replace(DEFAULT_LAYERS, num_layers=2)}])
+def test_a_plan_of_another_step_is_refused(mlp: ParallelTraining, changed: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="another training step"):
+        parallelize(**{"step": mean_step, "plan": mlp.plan, "cluster": TIGHT, **changed}).start(make_state(), BATCHES[0])
+
+
+def test_a_plan_of_another_cluster_is_refused(mlp: ParallelTraining) -> None:
+    with pytest.raises(PlanError, match="uses 8 devices, cluster one node has 4"):
+        parallelize(mean_step, plan=mlp.plan, cluster=ONE_NODE).start(make_state(), BATCHES[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "is not a file"), ('{"kind": "alpa', "not complete JSON"), ("{}", "no plan of alpa_hpc")]
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PlanError, match=message):
+        alpa_hpc.load_plan(path)
+
+
+def test_batches_of_other_shapes_are_refused(mlp: ParallelTraining) -> None:
+    kept = mlp.state()
+    for call in (mlp.step, mlp.score):
+        with pytest.raises(TraceError, match=r"batch leaf 'mask' is float32\[20\], expected float32\[16\]"):
+            call(make_batch(0, rows=20))
+        with pytest.raises(TraceError, match="structure"):
+            call({"x": BATCHES[0]["x"]})
+        with pytest.raises(TraceError, match=r"batch leaf 'x' is int32\[16,32\]|batch leaf 'x' is int32\[16, 32\]"):
+            call({**BATCHES[0], "x": np.zeros((ROWS, WIDTH), np.int32)})
+    assert all(np.array_equal(one, other) for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(mlp.state()), strict=True))
+
+
+def run_python(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_importing_the_package_imports_no_jax(tmp_path: Path) -> None:
+    code = (
+        "import sys, alpa_hpc; from alpa_hpc import ClusterSpec, DeviceSpec, Link, ParallelPlan; dir(alpa_hpc); print('jax' in sys.modules)"
+    )
+    result = run_python(code, tmp_path)
+    assert (result.stdout, result.stderr) == ("False\n", "")
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name for name in alpa_hpc.__all__ if getattr(alpa_hpc, name).__name__ != name} == set()
+    assert dir(alpa_hpc) == sorted(alpa_hpc.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(alpa_hpc, "nothing")  # noqa: B009 - the checker would see through it
+
+
+def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
+    section = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("### As a library\n")[2].partition("\n#")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 1
+    result = run_python(blocks[0], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "laptop: 2 x 4 cpu; number of stages: " in result.stdout
+    losses = [float(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("loss ")]
+    assert len(losses) == 20 and losses[-1] < 0.5 * losses[0]
+    assert (tmp_path / "plan.json").is_file()
