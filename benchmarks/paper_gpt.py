@@ -2,15 +2,15 @@
 
     python benchmarks/paper_gpt.py [EXPERIMENT ...]
 
-PFLOPS = the paper's FLOP formula over simulated seconds. The cost model's one fitted number, the efficiency of matmuls, is fitted on gpt350m alone.
-The last line of each point is one JSON object.
+PFLOPS = the paper's FLOP formula over simulated seconds. The cost model's one fitted number, the efficiency of matmuls, is fitted on
+gpt350m alone. The last line of each point is one JSON object.
 """
 
 import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def compare(name: str, point: PublishedPoint) -> None:
     made = prepared(config, watch.time)
     with tempfile.TemporaryDirectory() as folder:
         _, record = plan_experiment(config, made, RunPaths(Path(folder) / name / "run"), watch)
-    pricers = Pricers(made.step, config.cluster)
+    pricers = Pricers(made.step, config.cluster, {FREE: record.pricer})
     flop = config.model.iteration_flops(config.training.batch_size, remat=True)  # type: ignore[attr-defined]  # these are GPTs
 
     def row(label: str, plan: SimulatedPlan, published: float) -> Row:
@@ -71,15 +71,16 @@ def compare(name: str, point: PublishedPoint) -> None:
     ours = row("our plan", record.chosen, point.alpa_pflops)
     alpa = row("paper's plan", simulated(pricers, config, point.stages), point.alpa_pflops)
     grid = [
-        row(f"Megatron {degrees}", simulated(pricers, config, stages), point.megatron_pflops)
-        for degrees, stages in megatron_plans(pricers)
+        row(f"Megatron {degrees}", simulated(pricers, config, stages), point.megatron_pflops) for degrees, stages in megatron_plans(pricers)
     ]
     fitting = [one for one in grid if one.peak <= config.cluster.device.memory]
     best = max(fitting or grid, key=lambda one: one.pflops)
     print_point(config, ours, alpa, grid, best)
     print("planning seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in watch.seconds.items()))
-    document = {one: summary(found, config.cluster) for one, found in (("ours", ours), ("paper_plan", alpa), ("megatron", best))}
-    print(json.dumps({"experiment": name, **document, "planning_seconds": watch.seconds}))
+    rows = {"ours": ours, "paper_plan": alpa, "megatron": best}
+    document: dict[str, Any] = {key: summary(one, config.cluster) for key, one in rows.items()}
+    document["megatron_grid"] = [summary(one, config.cluster) for one in grid]
+    print(json.dumps({"experiment": name, **document, "planning_seconds": watch.seconds}), flush=True)
 
 
 def megatron_plans(pricers: Pricers) -> list[tuple[Any, tuple[ManualStage, ...]]]:
@@ -142,8 +143,6 @@ def summary(row: Row, cluster: ClusterSpec) -> dict[str, Any]:
         "stages": [kind_in_words(choice) for choice in row.plan.partition.stages],
     }
 
-
-Main = Callable[[Sequence[str]], None]
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -233,9 +233,13 @@ def test_rows_must_divide_into_microbatches() -> None:
         parallelize(mean_step).start(make_state(), make_batch(0, rows=18))
 
 
+def never_traced(state: Any, batch: Any) -> Any:
+    raise AssertionError("traced, though it cannot run")
+
+
 def test_too_few_devices_are_told_before_planning() -> None:
     with pytest.raises(LaunchError, match=r'16 devices, this process has 8 .*jax.config.update\("jax_num_cpu_devices", 16\)'):
-        parallelize(mean_step, cluster=replace(SLOW_BETWEEN, num_nodes=4)).start(make_state(), BATCHES[0])
+        parallelize(never_traced, cluster=replace(SLOW_BETWEEN, num_nodes=4)).start(make_state(), BATCHES[0])
 
 
 def test_a_state_of_shapes_cannot_start() -> None:
@@ -251,8 +255,9 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 
 @pytest.mark.parametrize("changed", [{"step": masked_step}, {"num_microbatches": 2}, {"layers": replace(DEFAULT_LAYERS, num_layers=2)}])
 def test_a_plan_of_another_step_is_refused(mlp: ParallelTraining, changed: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"step": mean_step, "plan": mlp.plan, "cluster": TIGHT, **changed}
     with pytest.raises(PlanError, match="another training step"):
-        parallelize(**{"step": mean_step, "plan": mlp.plan, "cluster": TIGHT, **changed}).start(make_state(), BATCHES[0])
+        parallelize(**arguments).start(make_state(), BATCHES[0])
 
 
 def test_a_plan_of_another_cluster_is_refused(mlp: ParallelTraining) -> None:
@@ -283,11 +288,14 @@ def test_batches_of_other_shapes_are_refused(mlp: ParallelTraining) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(mlp.state()), strict=True))
 
 
+def clean_environment() -> dict[str, str]:
+    """A user's environment, without the virtual devices of the tests."""
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(REPOSITORY)}
+
+
 def run_python(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_importing_the_package_imports_no_jax(tmp_path: Path) -> None:
@@ -305,13 +313,33 @@ def test_every_public_name_is_there() -> None:
         getattr(alpa_hpc, "nothing")  # noqa: B009 - the checker would see through it
 
 
-def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
-    section = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("### As a library\n")[2].partition("\n#")[0]
+def readme_section(title: str) -> tuple[str, str]:
+    """A section of the README and its one block of Python."""
+    section = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition(f"\n### {title}\n")[2].partition("\n##")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 1
-    result = run_python(blocks[0], tmp_path)
+    return section, blocks[0]
+
+
+def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
+    result = run_python(readme_section("As a library")[1], tmp_path)
     assert result.returncode == 0, result.stderr
     assert "laptop: 2 x 4 cpu; number of stages: " in result.stdout
     losses = [float(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("loss ")]
     assert len(losses) == 20 and losses[-1] < 0.5 * losses[0]
     assert (tmp_path / "plan.json").is_file()
+
+
+def test_a_model_of_the_users_own_is_planned_as_the_readme_says(tmp_path: Path) -> None:
+    section, module = readme_section("Your own model")
+    indented = "\n".join(line.strip() for line in section.splitlines() if line.startswith("    ") and line not in module.splitlines())
+    config, found, command = indented.partition("python -m alpa_hpc")
+    assert found
+    (tmp_path / "my_package.py").write_text(module)
+    (tmp_path / "my_configs" / "model").mkdir(parents=True)
+    (tmp_path / "my_configs" / "model" / "mine.yaml").write_text(config)
+    arguments = [sys.executable, "-m", "alpa_hpc", *command.split(), "mode=plan"]
+    result = subprocess.run(arguments, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    [plan] = tmp_path.glob("runs/mine/*/plan.json")
+    assert alpa_hpc.load_plan(plan).num_devices == 8

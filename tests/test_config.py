@@ -307,7 +307,9 @@ def test_an_experiment_composes_from_python_as_from_the_command_line() -> None:
     assert compose_experiment("gpt15b", overrides) == config_of("+experiment=gpt15b", "schedule.num_microbatches=64")
 
 
-@pytest.mark.parametrize(("name", "override", "named"), [("gpt16b", "mode=plan", "gpt15b"), ("gpt15b", "schedule.microbatches=1", "microbatches")])
+@pytest.mark.parametrize(
+    ("name", "override", "named"), [("gpt16b", "mode=plan", "gpt15b"), ("gpt15b", "schedule.microbatches=1", "microbatches")]
+)
 def test_what_does_not_compose_from_python_is_a_config_error(name: str, override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         compose_experiment(name, [override, *STUB])

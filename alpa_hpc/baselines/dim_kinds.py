@@ -1,8 +1,8 @@
 """(LayeredStep, Layer) -> the kind of each dim of the layer's variables: batch, inner or border.
 
-Derived, not named. The *batch* is the class (`dim_classes`) of the first dim of a batch input, in whatever it flows into. *Border* dims are those
-of a value between layers, or of a class that a matrix product must have whole: hidden size, sequence, head size. The rest is *inner*: the heads,
-the width of the MLP, the vocabulary; what Megatron splits.
+Derived, not named. The *batch* is the class (`dim_classes`) of the first dim of a batch input, in whatever it flows into. *Border* dims
+are those of a value between layers, or of a class that a matrix product must have whole: hidden size, sequence, head size. The rest is
+*inner*: the heads, the width of the MLP, the vocabulary; what Megatron splits.
 """
 
 import enum

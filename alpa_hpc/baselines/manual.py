@@ -1,7 +1,8 @@
-"""ManualStages -> StagePartition with strategies: stages, meshes and what axes may split are given, the rest is solved as for our own plans.
+"""ManualStages -> StagePartition with strategies: stages, meshes and what axes may split are given, the rest is solved as for our own.
 
-Same cost model, same solver, same memory rule; only the search for stages is left out, and each stage's sharding problem is restricted. Of a stage's
-options (`StagePricer.options`) the fastest that fits is taken, or the fastest of all where none fits: whether a plan fits, the caller must ask.
+Same cost model, same solver, same memory rule; only the search for stages is left out, and each stage's sharding problem is restricted.
+Of a stage's options (`StagePricer.options`) the fastest that fits is taken, or the fastest of all where none fits: the caller looks at the
+bytes of the simulated plan.
 """
 
 from collections.abc import Sequence
@@ -47,13 +48,13 @@ class Pricers:
 
     step: LayeredStep
     cluster: ClusterSpec
-    _made: dict[Restriction, StagePricer] = field(default_factory=dict[Restriction, StagePricer])
+    made: dict[Restriction, StagePricer] = field(default_factory=dict[Restriction, StagePricer])
 
     def under(self, restriction: Restriction) -> StagePricer:
         """The pricer of problems under `restriction`."""
-        if restriction not in self._made:
-            self._made[restriction] = StagePricer(self.step, self.cluster, restrict_to(restriction, self.step))
-        return self._made[restriction]
+        if restriction not in self.made:
+            self.made[restriction] = StagePricer(self.step, self.cluster, restrict_to(restriction, self.step))
+        return self.made[restriction]
 
 
 def manual_partition(pricers: Pricers, stages: Sequence[ManualStage], memory_limit: float) -> ManualPlan:
@@ -87,11 +88,14 @@ def check_manual(stages: Sequence[ManualStage], step: LayeredStep, cluster: Clus
             )
         if stage.shape.num_devices != stage.submesh.num_devices:
             raise PlanError(
-                f"stage {position} sees {stage.submesh.num_devices} devices as {stage.shape.rows} x {stage.shape.cols}: make them equal in number"
+                f"stage {position} sees {stage.submesh.num_devices} devices as {stage.shape.rows} x {stage.shape.cols}: "
+                "make them equal in number"
             )
         for axis, (size, use) in enumerate(zip(stage.shape.sizes, stage.restriction.axes, strict=True)):
             if use is AxisUse.BATCH and rows % size:
-                raise PlanError(f"stage {position} splits a microbatch of {rows} rows over {size} devices of axis {axis}: use a divisor of {rows}")
+                raise PlanError(
+                    f"stage {position} splits a microbatch of {rows} rows over {size} devices of axis {axis}: use a divisor of {rows}"
+                )
         expected = stage.stop
     if expected != len(step.layers):
         raise PlanError(f"the stages end at layer {expected}, expected {len(step.layers)}: every layer needs a stage")
@@ -108,8 +112,8 @@ def _best(pricer: StagePricer, stage: ManualStage, held: int, memory_limit: floa
         found.append((exact, Stage(stage.shape, layers)))
     if not found:
         raise PlanError(
-            f"layers [{stage.start}, {stage.stop}) have no strategies on {stage.shape.rows} x {stage.shape.cols} under {stage.restriction.name!r}: "
-            "use another shape"
+            f"layers [{stage.start}, {stage.stop}) have no strategies on {stage.shape.rows} x {stage.shape.cols} "
+            f"under {stage.restriction.name!r}: use another shape"
         )
     fitting = [pair for pair in found if pair[0].peak_bytes(held) <= memory_limit]
     return min(fitting or found, key=lambda pair: pair[0].seconds)

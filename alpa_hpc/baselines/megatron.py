@@ -1,6 +1,7 @@
 """(number of layers, rows of a microbatch, ClusterSpec) -> Megatron-style plans: a grid of data x tensor x pipeline parallel degrees.
 
-Every stage has as many layers and devices; tensor parallelism stays inside a node (Narayanan et al. 2021; the paper's baseline, section 8.1).
+Every stage has as many layers and devices; tensor parallelism stays inside a node (Narayanan et al. 2021, the paper's baseline in
+section 8.1).
 """
 
 from collections.abc import Iterator

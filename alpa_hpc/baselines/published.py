@@ -1,6 +1,7 @@
 """The GPT points of the paper's Fig. 7 (a): the plan that its artifact publishes, and the throughput that the figure shows.
 
-Stages run layers of the artifact's own clustering; the experiments cut as many layers (gpt350m alone is cut finer, its one stage is the whole).
+Stages run layers of the artifact's own clustering; the experiments cut as many layers (gpt350m alone is cut finer: its one stage is the
+whole model).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""(Restriction, LayeredStep) -> Restrict: the same sharding problem with strategies forbidden, so that a baseline has no cost model of its own.
+"""(Restriction, LayeredStep) -> Restrict: the same sharding problem with strategies forbidden; a baseline has no cost model of its own.
 
-A restriction says what kind of dim (`dim_kinds`) each mesh axis may split in forward and backward. A strategy that breaks it costs infinity.
-Updates stay free: weight-update sharding is on for all (paper, section 7; ZeRO).
+A restriction says what kind of dim (`dim_kinds`) each mesh axis may split in forward and backward. A strategy that breaks it costs
+infinity. Updates stay free: weight-update sharding is on for all.
 """
 
 import enum
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from jax.extend.core import Literal, Var
+from jax.extend.core import Var
 from numpy.typing import NDArray
 
 from alpa_hpc.baselines.dim_kinds import DimKind, Kinds, layer_kinds
@@ -59,7 +59,7 @@ class Restriction:
         return all(kind in PERMITTED[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True) for axis in dim)
 
     def obeys(self, spec: Spec, kinds: Kinds, wide: Sequence[int]) -> bool:
-        """Whether it may, and its batch, if it has one, is split over each of the axes `wide` (of several devices) that are for the batch."""
+        """Whether it may, and its batch, if any, is split over all axes that are for the batch (of those in `wide`: of several devices)."""
         batch = [axis for dim, kind in zip(spec.dims, kinds, strict=True) if kind is DimKind.BATCH for axis in dim]
         wanted = [axis for axis in wide if self.axes[axis] is AxisUse.BATCH and DimKind.BATCH in kinds]
         return self.permits(spec, kinds) and set(wanted) <= set(batch)

@@ -1,7 +1,8 @@
 """Analytic CostTable -> the same, corrected where it matters: exact temporary memory, measured seconds of the best few (DESIGN, "Costs").
 
 The stage DP proposes; what it proposes is looked at closely and written back into the table; again, until nothing it proposes is new.
-A look never makes an option better than it stood in the table, so what the DP proposes last is also the best there is.
+A look makes no option better than it stood in the table (but for moves that several readers share, which the table counts for each of
+them), so what the DP proposes last is the best there is.
 Looks hold for every cell whose layers and strategies are the same, so equal stages are looked at once.
 """
 

@@ -10,6 +10,7 @@ from alpa_hpc.plan.plan import StagePlan, Strategies
 from alpa_hpc.planner.lookup import strategies_of
 from alpa_hpc.profiling.keys import measure_key
 from alpa_hpc.runtime.stage import Stage
+from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.stages.objective import StageChoice
 
 
@@ -28,7 +29,7 @@ def describe_request(choice: StageChoice, stage: Stage, *, device_kind: str, ver
     rows = tuple(strategies_of(layer) for layer in stage.layers)
     option = choice.option
     plan = StagePlan(choice.start, choice.stop, choice.submesh, stage.shape, (), option.remat, tuple(range(len(rows))))
-    content = "|".join(layer.problem.layer.key for layer in stage.layers) + f"|remat={option.remat}"
+    content = "|".join(_content(layer) for layer in stage.layers) + f"|remat={option.remat}"
     specs = repr([sorted(row.items()) for row in rows])
     key = measure_key(content, specs, stage.shape, device_kind, versions, xla_flags)
     label = (
@@ -36,6 +37,11 @@ def describe_request(choice: StageChoice, stage: Stage, *, device_kind: str, ver
         f"{choice.submesh.devices_per_node}{' recomputed' if option.remat else ''}"
     )
     return ProfileRequest(key, label, plan, rows)
+
+
+def _content(layer: ChosenLayer) -> str:
+    """What of a layer is timed: its programs, and the updates of the parameters that it owns."""
+    return f"{layer.problem.layer.key}+{','.join(program.work.key for program in layer.problem.updates)}"
 
 
 def requests_to_json(requests: Sequence[ProfileRequest]) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def task_seconds(stage: PricedStage, tasks: Mapping[str, StageTask]) -> Mapping[
 
 
 def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
-    """Bytes a device of every buffer of a mesh's program, by name."""
+    """Bytes a device of every buffer of a mesh's program, by name; the most where it changes its layout (a gradient, once it is summed)."""
     sizes: dict[str, int] = {}
     for instruction in assembly.programs[index].instructions:
         if not isinstance(instruction, Run):
@@ -71,8 +71,7 @@ def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask])
         pairs = ((instruction.inputs, task.inputs), (instruction.outputs, task.outputs))
         for buffers, layouts in pairs:
             for buffer, layout in zip(buffers, layouts, strict=True):
-                if buffer.name not in sizes:
-                    sizes[buffer.name] = argument_bytes(layout)
+                sizes[buffer.name] = max(sizes.get(buffer.name, 0), argument_bytes(layout))
     for buffer in (*assembly.programs[index].resident, *assembly.programs[index].results):
         sizes.setdefault(buffer.name, int(SCALAR_BYTES))
     return sizes

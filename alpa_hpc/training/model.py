@@ -2,7 +2,7 @@
 
 A model of your own is a class anywhere on Python's path. Its config names it, and the other keys are the arguments of its constructor:
 
-    # my_configs/model/mine.yaml, used by: python -m alpa_hpc --config-dir my_configs +experiment=quickstart model=mine
+    # my_configs/model/mine.yaml, used by: python -m alpa_hpc --config-dir my_configs name=mine model=mine data=synthetic
     _target_: my_package.Mine
     width: 256
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from alpa_hpc.baselines.manual import ManualStage, Pricers, manual_partition
+from alpa_hpc.baselines.manual import ManualStage, Pricers, check_manual, manual_partition
 from alpa_hpc.baselines.megatron import Degrees, megatron_grid, megatron_stages
 from alpa_hpc.baselines.restriction import BATCH_ON_AXIS_0, FREE, MEGATRON, Restriction
-from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
+from alpa_hpc.cluster.hardware import ClusterSpec, Link, MeshShape, Submesh
 from alpa_hpc.errors import PlanError
 from alpa_hpc.planner.search import analytic_seconds, simulate_partition, simulate_stages
 from alpa_hpc.runtime.schedule import OneFOneB
-from alpa_hpc.stages.objective import StagePartition
 
 NO_LIMIT = float("inf")
 
@@ -33,7 +32,9 @@ def test_a_manual_plan_is_simulated_as_a_searched_one(pricers: Pricers, restrict
 
 
 def test_free_stages_are_never_slower_than_restricted_ones(pricers: Pricers) -> None:
-    seconds = {one.name: manual_partition(pricers, halves(one), NO_LIMIT).partition.objective_seconds for one in (FREE, BATCH_ON_AXIS_0, MEGATRON)}
+    seconds = {
+        one.name: manual_partition(pricers, halves(one), NO_LIMIT).partition.objective_seconds for one in (FREE, BATCH_ON_AXIS_0, MEGATRON)
+    }
     assert seconds[FREE.name] <= min(seconds.values()) * (1 + 1e-9)
 
 
@@ -45,12 +46,16 @@ def test_restrictions_may_differ_between_stages(pricers: Pricers) -> None:
     assert mixed.objective_seconds <= same.objective_seconds
 
 
-def test_a_tight_limit_takes_a_smaller_option_if_there_is_one(pricers: Pricers) -> None:
-    fast = manual_partition(pricers, halves(FREE), NO_LIMIT).partition
-    peaks = [stage.option.peak_bytes(2) for stage in fast.stages]
-    tight = manual_partition(pricers, halves(FREE), max(peaks) * 0.999).partition
-    assert tight.objective_seconds >= fast.objective_seconds
-    assert manual_partition(pricers, halves(FREE), 1.0).partition.stages == fast.stages, "nothing fits: the fastest, for the caller to judge"
+def test_a_tight_limit_takes_a_smaller_option(pricers: Pricers) -> None:
+    slow = replace(pricers.cluster, intra_node=Link(1e9, 1e-6), device=replace(pricers.cluster.device, memory=1 << 18))
+    here = Pricers(pricers.step, slow)
+    stages = tuple(replace(stage, shape=MeshShape(4, 1)) for stage in halves(FREE))
+    fast = manual_partition(here, stages, NO_LIMIT).partition
+    limit = max(choice.option.peak_bytes(2 - position) for position, choice in enumerate(fast.stages)) * 0.8
+    tight = manual_partition(here, stages, limit).partition
+    assert max(choice.option.peak_bytes(2 - position) for position, choice in enumerate(tight.stages)) <= limit
+    assert tight.objective_seconds > fast.objective_seconds
+    assert manual_partition(here, stages, 1.0).partition.stages == fast.stages, "nothing fits: the fastest, for the caller to judge"
 
 
 def spoiled(stages: tuple[ManualStage, ...]) -> dict[str, tuple[tuple[ManualStage, ...], str]]:
@@ -96,7 +101,7 @@ def test_the_grid_is_every_triple_of_degrees_that_fits(pricers: Pricers) -> None
         stages = megatron_stages(degrees, 4, cluster)
         assert [stage.stop - stage.start for stage in stages] == [4 // degrees.pipeline] * degrees.pipeline
         assert all(stage.shape == MeshShape(degrees.data, degrees.tensor) for stage in stages)
-        assert isinstance(manual_partition(pricers, stages, NO_LIMIT).partition, StagePartition)
+        check_manual(stages, pricers.step, cluster)
 
 
 def test_tensor_parallelism_stays_inside_a_node(pricers: Pricers) -> None:

@@ -9,8 +9,8 @@ from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule, shape_of
 def dot_general_rule(eqn: JaxprEqn) -> OpRule:
     """Factors: batch dims, free dims of each side, contracted dims (summed). Result dims are batch, left free, right free.
 
-    A batched product (attention) is split over its batch dims alone, as in the original: splitting inside the small products moves more than
-    it saves, and would square the number of specs that the tensors around it can have.
+    A batched product (attention) is split over its batch dims alone, as in the original: splitting inside the small products moves more
+    than it saves, and would square the number of specs that the tensors around it can have.
     """
     (left_contract, right_contract), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left_shape, right_shape = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])

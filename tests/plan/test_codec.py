@@ -1,0 +1,79 @@
+"""Plans as files: what is written is read back, and what is torn, foreign, old or inconsistent is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
+from alpa_hpc.errors import PlanError
+from alpa_hpc.plan.codec import plan_from_json, plan_to_json
+from alpa_hpc.plan.plan import ParallelPlan, Prediction, StagePlan, check_plan
+
+STAGES = (
+    StagePlan(0, 2, Submesh(1, 2), MeshShape(2, 1), (0, 1), remat=True, strategies=(0, 0)),
+    StagePlan(2, 3, Submesh(1, 2), MeshShape(1, 2), (2, 3), remat=False, strategies=(1,)),
+)
+TABLE = ({"forward 3": "S0,R -> R"}, {})
+PLAN = ParallelPlan("a" * 64, 3, 4, 8, "1f1b", STAGES, TABLE, Prediction(0.5, (10, 20)))
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def test_a_plan_comes_back_as_it_was():
+    found = plan_from_json(plan_to_json(PLAN), "plan.json")
+    assert found == PLAN
+    assert found.prediction == PLAN.prediction
+
+
+def test_the_prediction_is_no_part_of_what_a_plan_means():
+    assert replace(PLAN, prediction=Prediction(9.0, (1, 1))) == PLAN
+    assert replace(PLAN, num_microbatches=4) != PLAN
+
+
+def test_a_torn_file_is_refused_at_every_length():
+    text = plan_to_json(PLAN)
+    for length in range(0, len(text) - 2, 7):
+        with pytest.raises(PlanError, match=r"^runs/1/plan\.json is not complete JSON"):
+            plan_from_json(text[:length], "runs/1/plan.json")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"kind": "a cake", "version": 1}'])
+def test_a_foreign_file_is_refused(text: str):
+    with pytest.raises(PlanError, match=r"^x\.json is no plan of alpa_hpc"):
+        plan_from_json(text, "x.json")
+
+
+@pytest.mark.parametrize("field", ["version", "rules_version"])
+def test_a_plan_of_another_version_is_refused(field: str):
+    document = json.loads(plan_to_json(PLAN))
+    document[field] += 1
+    with pytest.raises(PlanError, match=r"has plan and rules version \(\d, \d\), this program reads \(\d, \d\)"):
+        plan_from_json(json.dumps(document), "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda d: d.pop("stages"), "lacks or garbles a field"),
+        (lambda d: d.update(num_layers="three"), "lacks or garbles a field"),
+        (lambda d: d["stages"][0].update(shape=[2]), "lacks or garbles a field"),
+        (lambda d: d["stages"][1].update(layers=[1, 3]), "expected a run that starts at 2"),
+        (lambda d: d.update(num_layers=4), "cover 3 layers, the model has 4"),
+        (lambda d: d["stages"][1].update(devices=[1, 3]), r"use devices \[0, 1, 1, 3\]"),
+        (lambda d: d["stages"][1].update(shape=[2, 2]), "stage 1 has 2 devices"),
+        (lambda d: d["stages"][1].update(strategies=[2]), r"stage 1 has 1 strategy rows \(2,\)"),
+        (lambda d: d["stages"][0].update(strategies=[0]), "expected one of the table for each of its layers"),
+    ],
+)
+def test_an_edited_plan_is_refused_with_what_is_wrong(edit: Edit, message: str):
+    document = json.loads(plan_to_json(PLAN))
+    edit(document)
+    with pytest.raises(PlanError, match=message):
+        plan_from_json(json.dumps(document), "plan.json")
+
+
+def test_a_plan_that_is_right_is_given_back():
+    assert check_plan(PLAN) is PLAN

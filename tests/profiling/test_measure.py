@@ -1,0 +1,42 @@
+"""Timing gives one positive number a repeat, and more for more work."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alpa_hpc.profiling.measure import WARM_UP_RUNS, time_function
+
+
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_each_repeat_has_positive_seconds(repeats: int):
+    timing = time_function(lambda x: jnp.tanh(x) @ x, (jnp.ones((32, 32)),), repeats)
+    assert len(timing.seconds) == repeats
+    assert min(timing.seconds) > 0 and timing.compile_seconds > 0
+
+
+def test_a_repeat_ends_when_its_results_are_there():
+    def slow(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.05)
+        return x
+
+    def waits(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    timing = time_function(waits, (jnp.ones(4),), 3)
+    assert min(timing.seconds) >= 0.05
+
+
+def test_the_function_is_compiled_once_and_warmed_up():
+    traced: list[int] = []
+    ran: list[int] = []
+
+    def counted(x: jax.Array) -> jax.Array:
+        traced.append(1)
+        return jax.pure_callback(lambda y: (ran.append(1), y)[1], jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    time_function(counted, (jnp.ones(4),), 3)
+    assert len(traced) == 1
+    assert len(ran) == 3 + WARM_UP_RUNS
