@@ -35,6 +35,7 @@ from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_do
 from alpa_hpc.report.result import print_result, write_result
 from alpa_hpc.report.stopwatch import Stopwatch
 from alpa_hpc.runtime.links import DirectLinks
+from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.data import DataSource, open_data
@@ -109,7 +110,8 @@ def plan_experiment(config: ExperimentConfig, made: Prepared, paths: RunPaths, w
     """Turn a layered step and a cluster into a checked parallel plan."""
     step, cluster, search = made.step, config.cluster, config.search
     candidates = watch.time("candidates", lambda: find_candidates(step, cluster, search))
-    pricer = StagePricer(step, cluster)
+    general = SolverOptions(time_limit_seconds=search.solver_seconds, table_cap=search.table_cap)
+    pricer = StagePricer(step, cluster, general=general)
     watch.time("problems", lambda: pricer.build(candidates))
     table = watch.time("solve", lambda: pricer.price(candidates))
     table = watch.time("stage_dp", lambda: with_exact_memory(pricer, table, cluster, search))

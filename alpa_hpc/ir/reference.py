@@ -1,6 +1,7 @@
 """TracedStep, state, batch -> new state, metrics: the one-device meaning of a step, microbatch by microbatch, in plain JAX."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ def _part(traced: TracedStep, position: int, whole: jax.Array, number: int) -> j
             return jax.random.key_data(jax.random.fold_in(key, number))
 
 
-def reference_step(traced: TracedStep, state: object, batch: object) -> tuple[object, dict[str, jax.Array]]:
+def reference_step(traced: TracedStep, state: object, batch: object) -> tuple[Any, dict[str, jax.Array]]:
     """One train step on one device: gradients are summed over microbatches in order, then the update runs."""
     leaves = jax.tree.leaves(state)
     params = tuple(leaves[leaf] for leaf in traced.params)

@@ -37,9 +37,10 @@ def backward_with_residuals(
 
 
 def backward_with_recomputation(
-    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], _: Sequence[jax.Array]
+    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """The backward that runs the forward again."""
+    del residuals
     return evaluate(layer.recompute_backward, *reads, *cotangents)
 
 

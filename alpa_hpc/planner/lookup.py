@@ -11,9 +11,11 @@ from alpa_hpc.planner.search import SimulatedPlan
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.build import LayerProblem
+from alpa_hpc.sharding.build import LayerProblem, SpecSpace
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.stage import StageSolver
+from alpa_hpc.sharding.stage import layer_problem
+
+SPACE = "space"
 
 
 def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, schedule: ScheduleKind) -> ParallelPlan:
@@ -37,10 +39,10 @@ def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, sc
 
 
 def strategies_of(layer: ChosenLayer) -> Strategies:
-    """Node name -> label of the chosen strategy; nodes without a choice are left out."""
+    """Node name -> label of the chosen strategy; nodes without a choice are left out. SPACE says among which specs they were chosen."""
     problem = layer.problem
     rows = zip(problem.problem.names, problem.labels, layer.choices, strict=True)
-    return {name: labels[choice] for name, labels, choice in rows if len(labels) > 1}
+    return {SPACE: problem.space.value} | {name: labels[choice] for name, labels, choice in rows if len(labels) > 1}
 
 
 def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) -> tuple[Stage, ...]:
@@ -61,9 +63,20 @@ def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) 
 
 def stage_of_plan(stage: StagePlan, table: Sequence[Strategies], step: LayeredStep, cluster: ClusterSpec) -> Stage:
     """One stage of a plan."""
-    solver = StageSolver(step, MeshPrices(logical_mesh(cluster, stage.submesh, stage.shape)), stage.remat)
-    rows = zip(range(stage.start, stage.stop), stage.strategies, strict=True)
-    return Stage(stage.shape, tuple(chosen_by_name(solver.problem(index), table[row]) for index, row in rows))
+    prices = MeshPrices(logical_mesh(cluster, stage.submesh, stage.shape))
+    layers: list[ChosenLayer] = []
+    for index, row in zip(range(stage.start, stage.stop), stage.strategies, strict=True):
+        problem = layer_problem(step, index, prices, remat=stage.remat, space=space_of(table[row]))
+        layers.append(chosen_by_name(problem, table[row]))
+    return Stage(stage.shape, tuple(layers))
+
+
+def space_of(strategies: Strategies) -> SpecSpace:
+    """Among which specs strategies were chosen. Raises PlanError where they do not say."""
+    try:
+        return SpecSpace(strategies.get(SPACE))
+    except ValueError as error:
+        raise PlanError(f"the plan's strategies name the space {strategies.get(SPACE)!r}, expected full or narrow: plan again.") from error
 
 
 def chosen_by_name(problem: LayerProblem, strategies: Strategies) -> ChosenLayer:

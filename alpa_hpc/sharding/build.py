@@ -67,6 +67,7 @@ class LayerProblem:
 
     layer: Layer
     remat: bool
+    space: SpecSpace
     problem: ShardingProblem
     labels: tuple[tuple[str, ...], ...]
     tensors: tuple[Tensor, ...]
@@ -122,6 +123,7 @@ def build_layer(
     return LayerProblem(
         layer=layer,
         remat=remat,
+        space=space,
         problem=graph.problem(),
         labels=tuple(node.labels for node in graph.nodes),
         tensors=tuple(graph.tensors),

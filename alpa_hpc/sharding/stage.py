@@ -16,8 +16,10 @@ from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
 from alpa_hpc.sharding.dim_classes import awkward_values
 from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
+from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
+from alpa_hpc.sharding.solve import SolverOptions, solve
 
 TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
 LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
@@ -66,17 +68,22 @@ def unrestricted(problem: LayerProblem) -> LayerProblem:
 
 @dataclass(slots=True, eq=False)
 class StageSolver:
-    """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps."""
+    """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps.
+
+    `general` bounds the general solver, to which a stage goes whole where layer-by-layer elimination is too wide.
+    """
 
     step: LayeredStep
     prices: MeshPrices
     remat: bool
     restrict: Restrict = unrestricted
+    general: SolverOptions = field(default_factory=SolverOptions)
     _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
     _layers: dict[tuple[str, MemoryPrice], Elimination] = field(default_factory=dict)
     _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], _Message] = field(default_factory=dict)
     _values: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], StageValue] = field(default_factory=dict)
+    _wide: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], tuple[ChosenLayer, ...]] = field(default_factory=dict)
 
     @property
     def num_problems(self) -> int:
@@ -89,12 +96,17 @@ class StageSolver:
         return len(self._values)
 
     @property
+    def num_wide(self) -> int:
+        """Those of them that layer-by-layer elimination could not do, and that went to the general solver whole."""
+        return len(self._wide)
+
+    @property
     def space(self) -> SpecSpace:
         """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
         if not self._space:
             self._space.append(SpecSpace.FULL)
             try:
-                self.value(0, len(self.step.layers), MemoryPrice(0.0, 0.0))
+                self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
             except TooWideError:
                 self._space[0] = SpecSpace.NARROW
                 for solved in (self._problems, self._layers, self._messages, self._values):
@@ -106,7 +118,11 @@ class StageSolver:
         wiring = wire(self.step, start, stop)
         key = (price, wiring)
         if key not in self._values:
-            self._values[key] = self._optimum(start, wiring, price)
+            assert self.space in SpecSpace, "the space is settled before anything is solved"
+            try:
+                self._values[key] = self._optimum(start, wiring, price)
+            except TooWideError:
+                self._values[key] = self._solve_whole(start, wiring, price)
         return self._values[key]
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
@@ -114,9 +130,27 @@ class StageSolver:
         total = combine(left.factors, (), ())
         return StageValue(float(total.seconds), float(total.fixed), float(total.inflight))
 
+    def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
+        """The stage as one problem: reductions, elimination under the solver's own cap, and the ILP for what remains."""
+        problems = [self.problem(start + place) for place in range(len(wiring))]
+        whole, numbers = stage_problem(self.step, problems)
+        parts = zip(whole.node_costs, whole.fixed_bytes, whole.inflight_bytes, strict=True)
+        scores = tuple(seconds + price.fixed * fixed + price.inflight * inflight for seconds, fixed, inflight in parts)
+        choices = solve(replace(whole, node_costs=scores), self.general).choices
+        self._wide[price, wiring] = tuple(
+            ChosenLayer(problem, tuple(choices[local[node]] for node in range(len(problem.labels))))
+            for problem, local in zip(problems, numbers, strict=True)
+        )
+        found = evaluate(whole, choices)
+        return StageValue(found.seconds, found.fixed_bytes, found.inflight_bytes)
+
     def choose(self, start: int, stop: int, price: MemoryPrice) -> tuple[ChosenLayer, ...]:
         """The optimum's strategies, layer by layer."""
+        self.value(start, stop, price)
         wiring = wire(self.step, start, stop)
+        if (price, wiring) in self._wide:
+            chosen = zip(self._wide[price, wiring], range(start, stop), strict=True)
+            return tuple(ChosenLayer(self.problem(index), layer.choices) for layer, index in chosen)
         message = self._message(start, wiring, price)
         last = eliminate(message.factors, frozenset(), TABLE_CAP)
         choices = back_substitute(last.trace, {})
@@ -137,17 +171,7 @@ class StageSolver:
         updates = owned_updates(self.step, index)
         content = layer_content(self.step, index)
         if content not in self._problems:
-            losses = frozenset(output.value for output in self.step.loss_outputs)
-            built = build_layer(
-                layer,
-                updates,
-                losses,
-                self.prices,
-                remat=self.remat,
-                num_microbatches=self.step.num_microbatches,
-                space=self.space,
-                awkward=awkward_values(self.step),
-            )
+            built = layer_problem(self.step, index, self.prices, remat=self.remat, space=self.space)
             self._problems[content] = self.restrict(built)
         return _renamed(self._problems[content], layer, updates)
 
@@ -170,6 +194,20 @@ class StageSolver:
             _check_done(result, last.live)
             self._messages[key] = _Message(result.factors, result.trace)
         return self._messages[key]
+
+
+def layer_problem(step: LayeredStep, index: int, prices: MeshPrices, *, remat: bool, space: SpecSpace) -> LayerProblem:
+    """The sharding problem of layer `index`, without restrictions."""
+    return build_layer(
+        step.layers[index],
+        owned_updates(step, index),
+        frozenset(output.value for output in step.loss_outputs),
+        prices,
+        remat=remat,
+        num_microbatches=step.num_microbatches,
+        space=space,
+        awkward=awkward_values(step),
+    )
 
 
 class TooWideError(SolverError):

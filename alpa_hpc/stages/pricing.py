@@ -15,6 +15,7 @@ from alpa_hpc.ir.flops import aval_bytes, jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestricted
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
@@ -31,6 +32,7 @@ class StagePricer:
     step: LayeredStep
     cluster: ClusterSpec
     restrict: Restrict = unrestricted
+    general: SolverOptions = field(default_factory=SolverOptions)
     _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
 
@@ -38,7 +40,8 @@ class StagePricer:
         """The sharding solver of a mesh."""
         key = (submesh, shape, remat)
         if key not in self._solvers:
-            self._solvers[key] = StageSolver(self.step, MeshPrices(logical_mesh(self.cluster, submesh, shape)), remat, self.restrict)
+            prices = MeshPrices(logical_mesh(self.cluster, submesh, shape))
+            self._solvers[key] = StageSolver(self.step, prices, remat, self.restrict, self.general)
         return self._solvers[key]
 
     @property
@@ -50,6 +53,11 @@ class StagePricer:
     def num_runs(self) -> int:
         """Distinct (run of layers, mesh, memory price) solved so far."""
         return sum(solver.num_runs for solver in self._solvers.values())
+
+    @property
+    def num_wide(self) -> int:
+        """Those of them that went to the general solver whole."""
+        return sum(solver.num_wide for solver in self._solvers.values())
 
     def build(self, candidates: Sequence[StageCandidate]) -> None:
         """Build every layer problem that the candidates need; `price` then only solves."""

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from alpa_hpc.ir.grad import AuxKind, SumCount, loss_gradient_p, tracing, value_and_grad
 
@@ -36,5 +37,5 @@ def test_the_equation_means_the_gradient():
     with tracing():
         closed = jax.make_jaxpr(grad)(PARAMS, 3.0)
     assert [eqn.primitive for eqn in closed.jaxpr.eqns] == [loss_gradient_p]
-    found = jax.jit(jax.extend.core.jaxpr_as_fun(closed))(PARAMS["a"], PARAMS["b"], 3.0)
+    found = jax.jit(jaxpr_as_fun(closed))(PARAMS["a"], PARAMS["b"], 3.0)
     jax.tree.map(np.testing.assert_allclose, found, jax.tree.leaves(grad(PARAMS, 3.0)))

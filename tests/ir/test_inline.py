@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import eval_jaxpr
+from jax.extend.core import ClosedJaxpr
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import check_effects, check_flat
@@ -20,7 +22,7 @@ def names(closed):
 
 
 def run(closed, *args):
-    return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+    return eval_jaxpr(closed.jaxpr, closed.consts, *args)
 
 
 def program(x):
@@ -97,7 +99,7 @@ def test_flops():
 
 def test_check_names_the_fault():
     closed = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)))(X)
-    broken = jax.extend.core.ClosedJaxpr(closed.jaxpr.replace(eqns=closed.jaxpr.eqns[::-1]), closed.consts)
+    broken = ClosedJaxpr(closed.jaxpr.replace(eqns=closed.jaxpr.eqns[::-1]), closed.consts)
     with pytest.raises(AssertionError, match="operand without definition\n-> 0: .*sin"):
         check_flat(broken, where="test")
     with pytest.raises(AssertionError, match="a call remains"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from alpa_hpc.ir.grad import AuxKind, SumCount, value_and_grad
 from alpa_hpc.ir.graph import reached
 from alpa_hpc.ir.reference import reference_step
-from alpa_hpc.ir.trace import TracedStep, trace_step
+from alpa_hpc.ir.trace import Step, TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.evaluate import backward_with_recomputation, backward_with_residuals, run_layered_step
 from alpa_hpc.layers.layered import cut_layers
@@ -23,7 +24,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 ROWS, WIDTH = 8, 6
 
 
-def tiny_gpt(**options: object) -> GPT:
+def tiny_gpt(**options: Any) -> GPT:
     return GPT(num_layers=2, hidden=16, num_heads=2, vocab=32, sequence=6, **options)
 
 
@@ -36,7 +37,7 @@ def mlp_batch() -> dict[str, jax.Array]:
     return {"x": jax.random.normal(jax.random.key(1), (ROWS, WIDTH)), "y": jax.random.normal(jax.random.key(2), (ROWS, WIDTH))}
 
 
-def sgd_step(loss: Callable[..., object], optimiser: optax.GradientTransformation = OPTIMISER, **options: object) -> Callable[..., object]:
+def sgd_step(loss: Callable[..., object], optimiser: optax.GradientTransformation = OPTIMISER, **options: Any) -> Step:
     def step(state, batch):
         value, gradients = value_and_grad(loss, **options)(state["params"], batch)
         metrics = {"loss": value}
@@ -48,11 +49,11 @@ def sgd_step(loss: Callable[..., object], optimiser: optax.GradientTransformatio
     return step
 
 
-def sgd_state(params: object, optimiser: optax.GradientTransformation = OPTIMISER) -> dict[str, object]:
+def sgd_state(params: Any, optimiser: optax.GradientTransformation = OPTIMISER) -> dict[str, Any]:
     return {"params": params, "opt": optimiser.init(params)}
 
 
-def quick(function: Callable[..., object]) -> Callable[..., object]:
+def quick(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options=QUICK)
 
 

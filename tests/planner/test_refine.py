@@ -206,10 +206,12 @@ def test_keys_differ_where_anything_differs_that_is_timed():
     last = stage.layers[0]
     node = next(v for v, labels in enumerate(last.problem.labels) if len(labels) > 1)
     changed = (*last.choices[:node], 1 - min(last.choices[node], 1), *last.choices[node + 1 :])
+    first = last.problem.updates[0]
+    other = replace(first, work=replace(first.work, key="another optimiser"))
     requests = [
         describe(choice, stage),
         describe(choice, Stage(stage.shape, (replace(last, choices=changed),))),
-        describe(choice, Stage(stage.shape, (replace(last, problem=replace(last.problem, updates=())),))),
+        describe(choice, Stage(stage.shape, (replace(last, problem=replace(last.problem, updates=(other, *last.problem.updates[1:]))),))),
         describe(*proposed(0, MeshShape(2, 1))),
         describe(*proposed(1, MeshShape(4, 1))),
         describe(*proposed(1, MeshShape(2, 2))),
