@@ -1,4 +1,4 @@
-"""The quickstart end to end, as a user starts it: planning job, profiling tasks, training by mpirun; then again with a warm cost store, in one process."""
+"""The quickstart end to end, as a user starts it: plan, profile, train by mpirun; then again with a warm cost store, in one process."""
 
 import json
 import os
