@@ -110,7 +110,11 @@ def print_point(config: ExperimentConfig, ours: Row, alpa: Row, grid: Sequence[R
             f"{one.name:28}{one.plan.timeline.seconds:9.2f} {one.pflops:8.4f} {one.published:8.3f} {one.pflops / one.published:7.2f} "
             f"{one.peak / 1e9:6.2f}{mark}"
         )
-    print(f"ours / paper's plan {ours.pflops / alpa.pflops:.3f}, ours / best Megatron {ours.pflops / best.pflops:.3f}")
+    ratios = [
+        f"ours / {words} {ours.pflops / one.pflops:.3f}" + ("" if one.peak <= memory else " (which does not fit)")
+        for words, one in (("paper's plan", alpa), ("best Megatron", best))
+    ]
+    print(", ".join(ratios))
     for one in (ours, alpa):
         print(f"stages of {one.name}: {stages_in_words(one.plan)}")
 

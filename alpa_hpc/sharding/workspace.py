@@ -4,12 +4,14 @@ Tensors that XLA fuses away are not counted (see `equation_work`); a tensor live
 Results are not kept to the end: they are the program's buffers, counted there, and gradients are added to their accumulators as they come.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Program
 from alpa_hpc.sharding.equation_work import must_exist
+from alpa_hpc.sharding.graph import EquationRecord
+from alpa_hpc.sharding.strategies.registry import CONTRACTIONS
 
 
 def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
@@ -34,8 +36,20 @@ def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
 
 def layer_workspace(problem: LayerProblem, num_bytes: Callable[[int], float]) -> float:
     """Bytes that the layer's forward or backward needs on top of its buffers; a recomputed layer's residuals live inside its backward."""
-    remade = sum(num_bytes(tensor) for tensor in set(problem.remade))
+    remade = sum(num_bytes(tensor) for tensor in set(problem.remade) & _solid(problem))
     return max(peak_bytes(problem.forward, num_bytes), remade + peak_bytes(problem.backward, num_bytes))
+
+
+def _solid(problem: LayerProblem) -> set[int]:
+    """Tensors that matrix products and lookups make in the forward or read in the backward: what lies between is fused into its readers."""
+    made = {tensor for record in _contractions(problem.forward) for tensor in record.results}
+    return made | {tensor for record in _contractions(problem.backward) for tensor in record.operands}
+
+
+def _contractions(program: Program) -> Iterator[EquationRecord]:
+    for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
+        if eqn.primitive.name in CONTRACTIONS:
+            yield record
 
 
 def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:

@@ -102,6 +102,14 @@ def test_measuring_ends_when_the_best_partition_is_measured():
     assert len(keys) == len(set(keys)), "nothing is measured twice"
 
 
+def test_what_only_the_other_partitions_use_is_not_measured_for_its_own_sake():
+    profiler = FakeProfiler()
+    refinement = measured(profiler, tasks_per_round=1)
+    assert all(choice.option.measured for choice in refinement.partitions[0].stages)
+    assert not all(choice.option.measured for partition in refinement.partitions for choice in partition.stages)
+    assert len(profiler.asked) == refinement.num_rounds < 20
+
+
 def test_measured_options_have_the_measured_work_and_the_modelled_communication():
     one, (refinement, profiler) = planned(), measured_to_the_end()
     assert refinement.evidence.measured
