@@ -4,20 +4,31 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.stages import Compiled
 
 from alpa_hpc.config import load_config
-from alpa_hpc.experiment import open_training_data, prepared
+from alpa_hpc.experiment import open_training_data, prepared, read_plan, training_job
 from alpa_hpc.ir.reference import reference_step
+from alpa_hpc.launch.paths import open_run
 from alpa_hpc.profiling.store import read_store
+from alpa_hpc.runtime.assemble import Assembly, compile_tasks
+from alpa_hpc.runtime.stage import gradient_spec
+from alpa_hpc.runtime.update_tasks import leaf_layouts
+from alpa_hpc.sharding.hlo import CollectiveKind, collectives
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.metrics import read_metrics
+from alpa_hpc.training.run import assemble_plan
+from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient_traffic, hand_out_traffic
 
 NUM_STEPS = 4
 SHORT = (
@@ -102,6 +113,76 @@ def test_a_second_run_measures_nothing_and_plans_the_same(first: Finished, secon
 def test_one_process_trains_as_mpi_ranks_do(first: Finished, second: Finished) -> None:
     assert losses(second) == pytest.approx(losses(first), rel=1e-6)
     assert second.result["training"]["last_held_out_loss"] == pytest.approx(first.result["training"]["last_held_out_loss"], rel=1e-5)
+
+
+# --- the programs that trained, compiled again from plan.json
+
+
+SCALARS = 256  # bytes: the loss and the reductions of the update
+
+
+@dataclass(frozen=True)
+class CompiledMesh:
+    """A mesh of the plan: its number and its programs for as many devices of this process."""
+
+    assembly: Assembly
+    index: int
+    tasks: Mapping[str, Compiled]
+
+    def found(self, *names: str) -> Traffic:
+        """Bytes a device of each kind of collective in some programs."""
+        traffic: Traffic = Counter()
+        for name in names:
+            for one in collectives(self.tasks[name].as_text() or ""):
+                traffic[one.kind] += one.num_bytes
+        return traffic
+
+    @property
+    def once(self) -> tuple[str, ...]:
+        """The programs that run once an iteration."""
+        return tuple(name for name in self.tasks if name in ("partials", "update") or name.startswith(("reduce:", "merge:")))
+
+
+@pytest.fixture(scope="module")
+def meshes(first: Finished) -> tuple[CompiledMesh, ...]:
+    paths = open_run(first.folder)
+    plan = read_plan(paths)
+    assembly = assemble_plan(training_job(load_config(paths.config), plan))
+    devices = [
+        Mesh(np.array(jax.devices())[list(ids)].reshape(s.shape.sizes), ("x", "y")) for ids, s in zip(plan.mesh_devices, plan.stages)
+    ]
+    return tuple(CompiledMesh(assembly, index, compile_tasks(assembly, index, mesh)) for index, mesh in enumerate(devices))
+
+
+def test_forward_and_backward_exchange_what_the_plan_says_and_no_gradient(meshes: tuple[CompiledMesh, ...]) -> None:
+    for mesh in meshes:
+        step, stage = mesh.assembly.step, mesh.assembly.stages[mesh.index]
+        print(mesh.index, stage.shape, mesh.found("forward"), forward_traffic(step, stage))
+        print(mesh.index, mesh.found("backward"), backward_traffic(step, stage))
+        assert mesh.found("forward") == forward_traffic(step, stage)
+        assert mesh.found("backward") == backward_traffic(step, stage)
+
+
+def test_gradients_are_summed_and_parameters_handed_out_once_an_iteration(meshes: tuple[CompiledMesh, ...]) -> None:
+    for mesh in meshes:
+        step, stage, io = mesh.assembly.step, mesh.assembly.stages[mesh.index], mesh.assembly.pipeline.stages[mesh.index]
+        found = mesh.found(*mesh.once)
+        expected = gradient_traffic(step, stage, io.params) + hand_out_traffic(step, stage, io)
+        print(mesh.index, mesh.once, found, expected)
+        for kind in CollectiveKind:
+            assert expected[kind] <= found[kind] <= expected[kind] + (SCALARS if kind is CollectiveKind.ALL_REDUCE else 0)
+
+
+def test_optimiser_state_is_split_over_the_devices_of_data_parallel_stages(meshes: tuple[CompiledMesh, ...]) -> None:
+    for mesh in meshes:
+        step, stage, io = mesh.assembly.step, mesh.assembly.stages[mesh.index], mesh.assembly.pipeline.stages[mesh.index]
+        layouts = leaf_layouts(step, stage, io)
+        for param in io.owned:
+            summed_over = [gradient_spec(reader, param).partial for reader in stage.readers(param)]
+            _, program = stage.update_of(param)
+            for leaf in program.work.leaves[1:]:
+                layout = layouts[leaf]
+                print(mesh.index, step.state_names[leaf], layout, summed_over)
 
 
 def losses(run: Finished) -> list[float]:

@@ -19,7 +19,6 @@ class Layer:
     forward:            [params, batch, inputs] -> [outputs, residuals]
     backward:           [params, batch, inputs, residuals, cotangents of cotangent_outputs]
                         -> [cotangents of cotangent_inputs, gradient of each param]
-    recompute_backward: [params, batch, inputs, cotangents of cotangent_outputs] -> the same; it recomputes the forward (remat)
 
     The backward of the layer that makes the loss starts from a cotangent of 1 by itself (the loss is not among `cotangent_outputs`).
     A residual is never a param, a batch input or an input, nor something that depends on params and constants alone (that is
@@ -37,7 +36,6 @@ class Layer:
     cotangent_outputs: tuple[int, ...]
     forward: ClosedJaxpr
     backward: ClosedJaxpr
-    recompute_backward: ClosedJaxpr
 
 
 class Accumulation(enum.Enum):

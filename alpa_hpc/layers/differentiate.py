@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import ShapedArray, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -54,11 +53,10 @@ _MAX_STEPS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Programs:
-    """The three flat jaxprs of a layer; see `ir.work.Layer`."""
+    """The two flat jaxprs of a layer; see `ir.work.Layer`."""
 
     forward: ClosedJaxpr
     backward: ClosedJaxpr
-    recompute_backward: ClosedJaxpr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +90,7 @@ class _Joint:
 
 
 def differentiate(layer: ForwardLayer) -> Programs:
-    """Forward, backward and recomputing backward of a layer; equal layers give equal programs."""
+    """Forward and backward of a layer; equal layers give equal programs."""
     joint = _trace_vjp(layer)
     kept, made_again = _choose_residuals(joint)
     equations, constants = joint.closed.jaxpr.eqns, constants_of(joint.closed)
@@ -103,12 +101,9 @@ def differentiate(layer: ForwardLayer) -> Programs:
     inputs = [*joint.params, *joint.others]
     forward = assemble(inputs, [*joint.outputs, *kept], early_equations, constants)
     backward = assemble([*inputs, *kept, *joint.cotangents], joint.results, [*again, *late_equations], constants)
-    recompute = assemble(joint.closed.jaxpr.invars, joint.results, equations, constants)
-    again_recomputed = _finish(layer, joint.num_params, recompute)
     return Programs(
         forward=check_flat(inline_all(forward, unguarded=frozenset()), where="forward of a layer"),
         backward=check_flat(_finish(layer, joint.num_params, backward), where="backward of a layer"),
-        recompute_backward=check_flat(_behind_barrier(again_recomputed, joint.num_params), where="recomputing backward of a layer"),
     )
 
 
@@ -219,18 +214,6 @@ def _makers_behind(var: Var, maker: dict[Var, JaxprEqn], kept: set[Var]) -> set[
         found.add(current)
         pending += variables(maker[current].invars)
     return found
-
-
-def _behind_barrier(joint: ClosedJaxpr, num_params: int) -> ClosedJaxpr:
-    """The same jaxpr with all inputs but the parameters behind one optimization barrier."""
-    jaxpr = joint.jaxpr
-    inner = jaxpr.invars[num_params:]
-    if not inner:
-        return joint
-    outer = [Var(var.aval) for var in inner]
-    [barrier] = jax.make_jaxpr(lambda *xs: lax.optimization_barrier(xs))(*(_struct(var.aval) for var in inner)).eqns
-    equations = [barrier.replace(invars=outer, outvars=inner), *jaxpr.eqns]
-    return assemble([*jaxpr.invars[:num_params], *outer], jaxpr.outvars, equations, constants_of(joint))
 
 
 def _finish(layer: ForwardLayer, num_params: int, backward: ClosedJaxpr) -> ClosedJaxpr:

@@ -1,7 +1,6 @@
 """LayeredStep, state, microbatch inputs -> new state, metrics, on one device: what the data of a layered step means, as code."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,45 +13,18 @@ from alpa_hpc.ir.work import Accumulation, Layer, LayeredStep, ReductionKind
 from alpa_hpc.layers.owners import join_function
 
 
-class Pass(Protocol):
-    """One way to run a layer forward and backward: with residuals, or recomputing."""
-
-    def __call__(
-        self, layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Cotangents of the inputs that have one, then the gradients of the layer's params."""
-        ...
-
-
 def evaluate(closed: ClosedJaxpr, *arguments: jax.Array) -> list[jax.Array]:
     """The outputs of a closed jaxpr."""
     return eval_jaxpr(closed.jaxpr, closed.consts, *arguments)
 
 
-def backward_with_residuals(
-    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """The backward that reads what the forward kept."""
-    return evaluate(layer.backward, *reads, *residuals, *cotangents)
-
-
-def backward_with_recomputation(
-    layer: Layer, reads: Sequence[jax.Array], cotangents: Sequence[jax.Array], residuals: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """The backward that runs the forward again."""
-    del residuals
-    return evaluate(layer.recompute_backward, *reads, *cotangents)
-
-
-def run_layered_step(
-    layered: LayeredStep, traced: TracedStep, state: object, batch: object, *, backward: Pass = backward_with_residuals
-) -> tuple[object, dict[str, jax.Array]]:
+def run_layered_step(layered: LayeredStep, traced: TracedStep, state: object, batch: object) -> tuple[object, dict[str, jax.Array]]:
     """One train step, layer by layer and microbatch by microbatch; equals `ir.reference.reference_step`."""
     leaves = jax.tree.leaves(state)
     gradients: dict[int, jax.Array] = {}
     extras: list[jax.Array] = []
     for inputs in microbatch_inputs(traced, state, batch):
-        outputs, contributions = _microbatch(layered, leaves, inputs, backward)
+        outputs, contributions = _microbatch(layered, leaves, inputs)
         gradients = _sums(gradients, contributions)
         extras = [_gather(layered, number, extras, value) for number, value in enumerate(outputs)]
     new_leaves, metrics = run_update(layered, leaves, gradients, extras)
@@ -69,7 +41,7 @@ def _sums(totals: Mapping[int, jax.Array], parts: Mapping[int, jax.Array]) -> di
 
 
 def _microbatch(
-    layered: LayeredStep, leaves: Sequence[jax.Array], inputs: Sequence[jax.Array], backward: Pass
+    layered: LayeredStep, leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], dict[int, jax.Array]]:
     """Loss outputs and gradients of one microbatch."""
     values: dict[int, jax.Array] = {}
@@ -82,7 +54,7 @@ def _microbatch(
     gradients: dict[int, jax.Array] = {}
     for layer, residuals in zip(reversed(layered.layers), reversed(kept), strict=True):
         reads = _reads(layer, leaves, inputs, values)
-        made = backward(layer, reads, [cotangents[value] for value in layer.cotangent_outputs], residuals)
+        made = evaluate(layer.backward, *reads, *residuals, *(cotangents[value] for value in layer.cotangent_outputs))
         parts = dict(zip(layer.cotangent_inputs, made, strict=False))
         cotangents = {**cotangents, **_sums(cotangents, parts)}
         gradients = {**gradients, **_sums(gradients, dict(zip(layer.params, made[len(parts) :], strict=True)))}

@@ -52,9 +52,7 @@ def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str,
     programs = known[signature]
     return Layer(
         index=index,
-        key=content_key(
-            programs.forward, programs.backward, programs.recompute_backward, len(layer.params), len(layer.batch), len(layer.inputs)
-        ),
+        key=content_key(programs.forward, programs.backward, len(layer.params), len(layer.batch), len(layer.inputs)),
         params=tuple(traced.params[param] for param in layer.params),
         batch=layer.batch,
         inputs=layer.inputs,
@@ -63,7 +61,6 @@ def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str,
         cotangent_outputs=layer.cotangent_outputs,
         forward=programs.forward,
         backward=programs.backward,
-        recompute_backward=programs.recompute_backward,
     )
 
 

@@ -15,7 +15,7 @@ from alpa_hpc.ir.graph import reached
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.trace import Step, TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.layers.evaluate import backward_with_recomputation, backward_with_residuals, run_layered_step
+from alpa_hpc.layers.evaluate import run_layered_step
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.models.gpt import GPT
 
@@ -70,14 +70,13 @@ def assert_trees_close(found: object, expected: object, tolerance: float = 2e-5)
 
 
 def check_step(step, state, batch, *, num_microbatches: int, num_layers: int, tolerance: float = 2e-5) -> tuple[TracedStep, LayeredStep]:
-    """Layered with and without recomputation = reference; gives both for further checks."""
+    """Layered = reference; gives the step and its layers for further checks."""
     traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
     layered = cut_layers(traced, num_layers=num_layers, imbalance=1.0)
     assert len(layered.layers) == num_layers
     expected = quick(partial(reference_step, traced))(state, batch)
-    for backward in (backward_with_residuals, backward_with_recomputation):
-        found = quick(partial(run_layered_step, layered, traced, backward=backward))(state, batch)
-        assert_trees_close(found, expected, tolerance)
+    found = quick(partial(run_layered_step, layered, traced))(state, batch)
+    assert_trees_close(found, expected, tolerance)
     check_residuals(layered)
     return traced, layered
 
