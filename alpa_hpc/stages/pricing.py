@@ -6,6 +6,7 @@ StageOption a price, and those that can never win are dropped (`cost_table.paret
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
 
 from alpa_hpc.cluster.compute import flop_rate
@@ -109,6 +110,7 @@ class StagePricer:
         return solver.choose(candidate.start, candidate.stop, self.memory_price(variant))
 
 
+@lru_cache(maxsize=64)
 def ideal_seconds(step: LayeredStep, cluster: ClusterSpec) -> float:
     """Seconds of an iteration if the whole cluster computed at its 32-bit rate and nothing else took time."""
     flop = sum(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)
