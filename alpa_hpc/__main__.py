@@ -1,17 +1,26 @@
 """The command line: `python -m alpa_hpc +experiment=NAME [overrides]`, with Hydra's --help, --cfg job, -m and --config-dir."""
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from alpa_hpc.config import Composed, compose_command_line, to_config
 from alpa_hpc.errors import AlpaError
 
+STOPPED = 130  # the exit status of a shell's Ctrl-C: 128 + SIGINT
+
 
 def main() -> None:
-    """Run what the arguments say; exit status 1 after any AlpaError. In a sweep the other runs go on after one has failed."""
+    """Run what the arguments say; exit status 1 after any AlpaError. In a sweep the other runs go on after one has failed.
+
+    Ctrl-C, SIGTERM and SIGHUP stop the jobs that were started, and then this process, with status 130.
+    """
     failed: list[AlpaError] = []
+    _stop_jobs_on_signals()
 
     def task(composed: Composed) -> None:
         with _reported(failed):
@@ -30,10 +39,30 @@ def _reported(failed: list[AlpaError]) -> Generator[None]:
     try:
         yield
     except AlpaError as error:
-        if "1" in map(os.environ.get, ("ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR")):
+        if _wants_traceback():
             raise
         print(f"error: {error}", file=sys.stderr)
         failed.append(error)
+    except KeyboardInterrupt as stop:
+        if _wants_traceback():
+            raise
+        print(f"error: stopped by {str(stop) or 'Ctrl-C'}, and with it the jobs that were started", file=sys.stderr)
+        sys.exit(STOPPED)
+
+
+def _wants_traceback() -> bool:
+    return "1" in map(os.environ.get, ("ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR"))
+
+
+def _stop_jobs_on_signals() -> None:
+    """Have the signals that would end this process at once do what Ctrl-C does: the `finally` blocks on the way stop what was started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, _raise_stopped)
+
+
+def _raise_stopped(number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ def check_arguments(arguments: Iterable[str]) -> None:
 
 def to_config(composed: Composed) -> ExperimentConfig:
     """The checked, frozen form of a composed config; ConfigError if a value, or a combination of values, cannot work."""
+    _refuse_unknown_keys(composed)
     missing = sorted(OmegaConf.missing_keys(composed))
     if "name" in missing:
         raise ConfigError(
@@ -154,10 +155,13 @@ def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
             f"cluster {config.cluster.name!r} has {devices} devices, but launcher {config.launcher.kind.value} can start {ranks} ranks "
             "(launcher.max_ranks), and each device needs one. Choose a smaller cluster, or launcher=slurm, or plan only, by mode=plan"
         )
-    if config.mode is Mode.DRY_RUN and config.launcher.kind is LauncherKind.INPROCESS:
+    if config.mode is Mode.DRY_RUN and config.launcher.kind is not LauncherKind.SLURM:
         raise ConfigError(
-            "mode=dry_run prints the jobs that would be submitted, and launcher=inprocess submits none: use launcher=slurm or local"
+            "mode=dry_run prints the batch scripts that would be submitted, and "
+            f"launcher={config.launcher.kind.value} submits none: use launcher=slurm"
         )
+    if config.profiling.store and Path(config.profiling.store).exists() and not Path(config.profiling.store).is_dir():
+        raise ConfigError(f"profiling.store={config.profiling.store} is not a folder: name one, or a path where one can be made")
     if config.data.kind is DataKind.TOKEN_FILE and config.mode is Mode.FULL and not Path(config.data.path).is_file():
         raise ConfigError(
             f"data.path={config.data.path} is not a file: it must be there, on a file system that all nodes see, before jobs start"
@@ -185,6 +189,15 @@ def load_config(path: Path) -> ExperimentConfig:
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a config of this version of alpa_hpc: {_first_line(error)}. Start the run again.") from error
     return to_config(cast(Composed, composed))
+
+
+def _refuse_unknown_keys(composed: Composed) -> None:
+    """Hydra itself refuses KEY=VALUE where the schema has no such key, but takes +KEY=VALUE as a wish to add one."""
+    try:
+        OmegaConf.merge(_schema(), OmegaConf.create(cast(dict[str, Any], OmegaConf.to_container(composed))))
+    except OmegaConfBaseException as error:
+        key = error.full_key or "the configuration"
+        raise ConfigError(f"{key} cannot be set: {_first_line(error)}. Is it spelt right? --help lists all keys") from error
 
 
 def _shipped_experiments() -> str:

@@ -177,7 +177,7 @@ def read_plan(paths: RunPaths) -> ParallelPlan:
     """The plan of a run. Raises LaunchError where there is none, PlanError where it is torn or foreign."""
     if not paths.plan.is_file():
         raise LaunchError(f"{paths.plan} is missing: planning did not finish, so there is nothing to train. See {paths.logs}.")
-    return plan_from_json(paths.plan.read_text(encoding="utf-8"), str(paths.plan))
+    return plan_from_json(paths.plan.read_text(encoding="utf-8", errors="replace"), str(paths.plan))
 
 
 def train_ranks(paths: RunPaths) -> Ranks:

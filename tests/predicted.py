@@ -16,10 +16,10 @@ from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.graph import FREE
 from alpa_hpc.sharding.hlo import CollectiveKind
-from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, ReduceScatter, after_step, reshard_steps
+from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, ReduceScatter, Step, after_step, reshard_steps
 from alpa_hpc.sharding.spec import Spec
 
-KINDS = {
+KINDS: dict[type[Step], CollectiveKind] = {
     AllReduce: CollectiveKind.ALL_REDUCE,
     AllGather: CollectiveKind.ALL_GATHER,
     ReduceScatter: CollectiveKind.REDUCE_SCATTER,

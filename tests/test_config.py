@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass
@@ -107,7 +108,8 @@ def test_the_quickstarts_model_is_of_about_a_million_parameters() -> None:
 
 def test_words_become_members_and_values_frozen_objects() -> None:
     config = config_of(
-        "+experiment=quickstart", "mode=dry_run", "schedule=gpipe", "search.remat=never", "launcher.slurm.setup=[module load cuda]"
+        *("+experiment=quickstart", "mode=dry_run", "launcher=slurm"),
+        *("schedule=gpipe", "search.remat=never", "launcher.slurm.setup=[module load cuda]"),
     )
     assert config.mode is Mode.DRY_RUN
     assert config.schedule.kind is ScheduleKind.GPIPE
@@ -120,7 +122,7 @@ def test_words_become_members_and_values_frozen_objects() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_each_mode_has_its_word(mode: Mode) -> None:
-    assert config_of("+experiment=quickstart", f"mode={mode.value}").mode is mode
+    assert config_of("+experiment=gpt39b", f"mode={mode.value}").mode is mode
 
 
 def test_the_command_line_beats_the_experiment() -> None:
@@ -190,8 +192,21 @@ def test_bad_values_are_config_errors_that_say_where(override: str, message: str
 
 
 def test_dry_run_needs_a_launcher_that_submits() -> None:
-    with pytest.raises(ConfigError, match="launcher=inprocess submits none"):
-        config_of("+experiment=quickstart", "launcher=inprocess", "mode=dry_run")
+    for launcher in ("inprocess", "local"):
+        with pytest.raises(ConfigError, match=f"launcher={launcher} submits none"):
+            config_of("+experiment=quickstart", f"launcher={launcher}", "mode=dry_run")
+
+
+@pytest.mark.parametrize(("override", "named"), [("+training.num_stepz=3", r"training\.num_stepz"), ("+foo=1", "foo")])
+def test_a_key_that_is_added_by_a_plus_is_refused(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named} cannot be set"):
+        config_of("+experiment=quickstart", override)
+
+
+def test_a_cost_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
+    with pytest.raises(ConfigError, match=r"profiling\.store=.* is not a folder"):
+        config_of("+experiment=quickstart", f"profiling.store={tmp_path / 'store'}")
 
 
 def test_planning_needs_no_ranks() -> None:
@@ -256,6 +271,30 @@ def test_what_a_user_gets_wrong_ends_with_status_1_and_no_traceback(arguments: l
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search(message, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds_what_runs_and_gives_status_130(number: signal.Signals, tmp_path: Path) -> None:
+    main = f"""
+import os, signal, time
+import alpa_hpc.__main__ as command
+def task(_):
+    try:
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(30)
+    finally:
+        print('unwound')
+command.compose_command_line = task
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+command.main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", main], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, "unwound\n"), done.stderr
+    assert re.fullmatch(r"error: stopped by (Ctrl-C|SIGTERM|SIGHUP), and .*\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("variable", ["ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR"])

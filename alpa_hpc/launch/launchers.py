@@ -115,7 +115,7 @@ class SlurmLauncher:
 
     def check(self, num_devices: int) -> None:
         """See Launcher."""
-        del num_devices
+        raise LaunchError(_NOT_BUILT)
 
     def plan(self, paths: RunPaths) -> None:
         """See Launcher."""

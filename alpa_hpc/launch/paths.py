@@ -124,8 +124,12 @@ def new_run(base: Path, name: str) -> RunPaths:
     if _NAME.fullmatch(name) is None or name == COSTS_FOLDER:
         raise ConfigError(f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r}")
     parent = base.expanduser().absolute() / name
-    parent.mkdir(parents=True, exist_ok=True)
-    paths = RunPaths(_unique_folder(parent))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        root = _unique_folder(parent)
+    except OSError as error:
+        raise ConfigError(f"cannot make a run folder in {parent} ({error.strerror}): choose another place by runs=FOLDER") from error
+    paths = RunPaths(root)
     for folder in (paths.status_folder, paths.logs, paths.profile_folder):
         folder.mkdir(mode=0o700)
     write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name})

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ class StoreProfiler:
 
     def __call__(self, requests: Sequence[ProfileRequest]) -> Mapping[str, ComputeSeconds]:
         """Seconds of each request, by its key."""
-        known = read_store(self.store).rows
+        contents = read_store(self.store)
+        for torn in contents.torn:
+            sys.stderr.write(f"warning: {torn.path} counts as missing, its rows are measured again: {torn.reason}\n")
+        known = contents.rows
         missing = [one for one in requests if one.key not in known]
         self.num_new += len(missing)
         self.num_reused += len(requests) - len(missing)

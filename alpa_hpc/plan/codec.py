@@ -60,7 +60,7 @@ def plan_from_json(text: str, origin: str) -> ParallelPlan:
         raise PlanError(f"{origin} has plan and rules version {found}, this program reads {(PLAN_VERSION, RULES_VERSION)}: plan again.")
     try:
         plan = _plan(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{origin} lacks or garbles a field ({error!r}): it was edited or torn. Plan again.") from error
     return check_plan(plan)
 

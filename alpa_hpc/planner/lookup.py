@@ -56,6 +56,8 @@ def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) 
             f"the plan was made for another training step (content {plan.model_key[:12]}, this one is {step.key[:12]}): "
             "model, batch, microbatches, optimiser or layers differ. Plan again with this configuration."
         )
+    if plan.num_microbatches != step.num_microbatches:
+        raise PlanError(f"the plan is for {plan.num_microbatches} microbatches, this step has {step.num_microbatches}: plan again.")
     if plan.num_devices != cluster.num_devices:
         raise PlanError(f"the plan uses {plan.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}: plan again.")
     return tuple(stage_of_plan(stage, plan.strategy_table, step, cluster) for stage in plan.stages)

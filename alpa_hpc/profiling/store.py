@@ -176,6 +176,8 @@ def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
 
 
 def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder, but stands in the cost store under the name of a shard: move it away")
     with path.open("rb") as stream:
         head = stream.read(len(_HDF5_SIGNATURE))
     if head != _HDF5_SIGNATURE and head.strip(b"\0"):

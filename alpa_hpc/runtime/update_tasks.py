@@ -4,6 +4,7 @@ The update is where each parameter's gradient is summed over the mesh (one reduc
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +94,8 @@ def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeli
             sums = {p: summed(stage, p, accumulators(parts), place) for p, parts in zip(io.owned, groups[0], strict=True)}
             state = dict(zip(leaves, arrays(groups[1]), strict=True))
             shared = _run(step.update.shared_before, [*(state[leaf] for leaf in step.update.shared_leaves), *arrays(groups[2])])
-            joined = [neutral(kind, aval) for kind, aval in zip(step.update.reductions, reduction_avals(step), strict=True)]
-            for param in io.owned:
-                for reduction, scalar in _partials(stage, param, sums[param], state, shared, place):
-                    joined[reduction] = combine(step.update.reductions[reduction], joined[reduction], scalar)
+            found = [one for param in io.owned for one in _partials(stage, param, sums[param], state, shared, place)]
+            joined = join_partials(step, found, place)
             return (*((sums[p],) for p in io.owned), *joined)
 
         return run
@@ -105,18 +104,43 @@ def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeli
     return StageTask("partials", function, (*gradients, *leaves.values(), *totals), outputs, tuple(range(len(gradients))))
 
 
-def _partials(
-    stage: Stage, param: int, gradient: jax.Array, state: Arrays, shared: Sequence[jax.Array], place: Place
-) -> list[tuple[int, jax.Array]]:
-    """(reduction, scalar) of one parameter, summed over the mesh."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A parameter's share of a reduction; `axes` = mesh axes over which it is still to be summed."""
+
+    reduction: int
+    axes: tuple[int, ...]
+    value: jax.Array
+
+
+def _partials(stage: Stage, param: int, gradient: jax.Array, state: Arrays, shared: Sequence[jax.Array], place: Place) -> list[Partial]:
+    """The shares of one parameter."""
     chosen, program = stage.update_of(param)
     work = program.work
     if not work.reductions:
         return []
     arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars_in)]
     values = run_program(program.partials, chosen, arguments, place)
-    whole = [reshard(value, chosen.spec(t), Spec(()), place) for t, value in zip(program.partials.outputs, values, strict=True)]
-    return list(zip(work.reductions, whole, strict=True))
+    shares = zip(work.reductions, program.partials.outputs, values, strict=True)
+    return [Partial(reduction, chosen.spec(tensor).partial, value) for reduction, tensor, value in shares]
+
+
+def join_partials(step: LayeredStep, partials: Sequence[Partial], place: Place) -> list[jax.Array]:
+    """Each reduction over the parameters of this mesh. Sums are added up on each device first, then once over the mesh."""
+    kinds = step.update.reductions
+    joined = [neutral(kind, aval) for kind, aval in zip(kinds, reduction_avals(step), strict=True)]
+    waiting: dict[tuple[int, tuple[int, ...]], jax.Array] = {}
+    for one in partials:
+        if one.axes and kinds[one.reduction] is ReductionKind.SUM:
+            key = (one.reduction, one.axes)
+            waiting[key] = waiting[key] + one.value if key in waiting else one.value
+        else:
+            joined[one.reduction] = combine(
+                kinds[one.reduction], joined[one.reduction], reshard(one.value, Spec((), one.axes), Spec(()), place)
+            )
+    for (reduction, axes), value in waiting.items():
+        joined[reduction] = joined[reduction] + reshard(value, Spec((), axes), Spec(()), place)
+    return joined
 
 
 def _leaves_at_update(stage: Stage, param: int, state: Arrays, place: Place) -> list[jax.Array]:

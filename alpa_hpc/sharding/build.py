@@ -262,15 +262,17 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
         leaf = graph.add_tensor(var, node, specs) if shape_of(var) == shape else graph.free_tensor(var)
         graph.hold(leaf, inflight=False)
         leaves.append(leaf)
-    partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves))
-    update = _update_program(graph, f"{name}.update", work.update, (gradient_here, *leaves))
+    kept = frozenset(variables(work.partials.jaxpr.outvars))
+    partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves), Leaving(kept, kept))
+    kept = frozenset(variables(work.update.jaxpr.outvars))
+    update = _update_program(graph, f"{name}.update", work.update, (gradient_here, *leaves), Leaving(kept, frozenset()))
     _return_leaves(graph, update, param, leaves)
     return UpdateProgram(work, gradient_here, tuple(leaves), partials, update)
 
 
-def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...]) -> Program:
+def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...], leaving: Leaving) -> Program:
+    """Sums that only leave (`leaving.gradients`: scalars of reductions) may stay partial: the task completes them, all at once."""
     scalars = tuple(graph.free_tensor(var) for var in jaxpr.jaxpr.invars[len(sources) :])
-    leaving = Leaving(frozenset(variables(jaxpr.jaxpr.outvars)), frozenset())
     return add_program(graph, name, jaxpr, (*sources, *scalars), leaving, 1.0)
 
 

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import jax
 
+from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
@@ -50,5 +51,10 @@ def prepare(model: Model, training: TrainingOptions, layers: LayerOptions, num_m
         return trace_step(train_step.step, state, model.batch(training.batch_size), num_microbatches=num_microbatches)
 
     traced = timed("trace", trace)
+    if traced.num_rows != training.batch_size:
+        raise TraceError(
+            f"the model's batch({training.batch_size}) has {traced.num_rows} rows, expected {training.batch_size}: "
+            "the first dim of each of its arrays must be the argument"
+        )
     step = timed("layers", lambda: cut_layers(traced, num_layers=layers.num_layers, imbalance=layers.imbalance))
     return Prepared(train_step, traced, step)

@@ -19,6 +19,12 @@ def test_many_runs_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     assert all(run.root.stat().st_mode & 0o777 == 0o700 for run in runs)
 
 
+def test_a_place_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=r"cannot make a run folder in .*/runs/demo .*runs=FOLDER"):
+        new_run(tmp_path / "runs", "demo")
+
+
 def test_a_run_is_found_again_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = new_run(Path("runs"), "demo")

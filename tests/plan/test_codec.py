@@ -59,6 +59,7 @@ def test_a_plan_of_another_version_is_refused(field: str):
     [
         (lambda d: d.pop("stages"), "lacks or garbles a field"),
         (lambda d: d.update(num_layers="three"), "lacks or garbles a field"),
+        (lambda d: d.update(strategies=[["forward 3"], {}]), "lacks or garbles a field"),
         (lambda d: d["stages"][0].update(shape=[2]), "lacks or garbles a field"),
         (lambda d: d["stages"][1].update(layers=[1, 3]), "expected a run that starts at 2"),
         (lambda d: d.update(num_layers=4), "cover 3 layers, the model has 4"),

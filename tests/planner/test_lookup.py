@@ -52,6 +52,13 @@ def test_a_plan_of_another_model_is_refused():
         stages_of_plan(plan(), other.step, CLUSTER)
 
 
+def test_a_plan_edited_to_other_microbatches_is_refused():
+    made = plan()
+    edited = replace(made, num_microbatches=made.num_microbatches + 1)
+    with pytest.raises(PlanError, match=f"the plan is for {edited.num_microbatches} microbatches, this step has {made.num_microbatches}"):
+        stages_of_plan(edited, prepared().step, CLUSTER)
+
+
 def test_a_plan_of_another_cluster_is_refused():
     with pytest.raises(PlanError, match="the plan uses 8 devices, cluster two nodes has 4"):
         stages_of_plan(plan(), prepared().step, replace(CLUSTER, num_nodes=1))

@@ -172,6 +172,10 @@ def test_a_strangers_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"theirs\.h5"):
         compact(tmp_path)
     assert (tmp_path / "theirs.h5").exists()
+    (tmp_path / "theirs.h5").unlink()
+    (tmp_path / "theirs.h5").mkdir()
+    with pytest.raises(StoreError, match=r"theirs\.h5 is a folder"):
+        read_store(tmp_path)
     assert not (tmp_path / "compaction.lock").exists(), "a refused compaction gives its lock back"
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from alpa_hpc.errors import TraceError
+from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.training.optimiser import build_optimiser
 from alpa_hpc.training.options import TrainingOptions
+from alpa_hpc.training.prepare import prepare
 from alpa_hpc.training.step import build_train_step
 
 OPTIONS = TrainingOptions(
@@ -122,3 +125,65 @@ def test_dropout_differs_by_step_and_repeats_from_the_same_state() -> None:
     first, metrics = step(state, example())
     assert step(state, example())[1]["loss"] == metrics["loss"]
     assert step(first, example())[1]["loss"] != metrics["loss"]
+
+
+class BadInit(Regression):
+    def init(self, key: jax.Array) -> Any:
+        raise ValueError("a bug\nof the user")
+
+
+class BadLoss(Regression):
+    def loss(self, params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        raise ValueError("a bug\nof the user")
+
+
+class BadBatch(Regression):
+    def batch(self, batch_size: int) -> Any:
+        raise ValueError("a bug\nof the user")
+
+
+class Untrainable(Regression):
+    def init(self, key: jax.Array) -> Any:
+        return {**super().init(key), "count": jnp.zeros((3,), jnp.int32)}
+
+
+class Shapeless(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return {"x": (batch_size, 3)}
+
+
+class Numbers(Regression):
+    def init(self, key: jax.Array) -> Any:
+        return {"w": np.ones((3, 1), np.float32), "b": 0.5}
+
+
+class FourRows(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return super().batch(4)
+
+
+@pytest.mark.parametrize(("model", "method"), [(BadInit(), "init"), (BadLoss(), "loss"), (BadBatch(), "batch")])
+def test_a_fault_of_the_users_own_method_is_named_with_its_line(model: Regression, method: str) -> None:
+    with pytest.raises(TraceError, match=rf"^the model's {method} raises ValueError: a bug \(.*test_step\.py, line \d+\)$"):
+        build_train_step(model, build_optimiser(OPTIONS))
+
+
+def test_a_parameter_that_cannot_be_trained_is_named() -> None:
+    with pytest.raises(TraceError, match="parameter 'count' of dtype int32, expected a floating one"):
+        build_train_step(Untrainable(), build_optimiser(OPTIONS))
+
+
+def test_a_batch_without_shapes_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"batch gives .*, expected a pytree of jax\.ShapeDtypeStruct"):
+        build_train_step(Shapeless(), build_optimiser(OPTIONS))
+
+
+def test_parameters_may_be_numbers_and_numpy_arrays() -> None:
+    train = build_train_step(Numbers(), build_optimiser(OPTIONS))
+    _, metrics = train.step(train.init(jax.random.key(0)), example())
+    assert np.isfinite(metrics["loss"])
+
+
+def test_a_batch_of_another_size_than_asked_for_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"batch\(8\) has 4 rows, expected 8"):
+        prepare(FourRows(), OPTIONS, LayerOptions(num_layers=1, imbalance=0.5), 2)
