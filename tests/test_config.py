@@ -78,7 +78,7 @@ def test_all_experiments_of_the_paper_are_there() -> None:
 @pytest.mark.parametrize(
     ("name", "devices", "billions", "petaflop", "microbatches", "layers"),
     [
-        ("gpt350m", 1, 0.3547, 3.285, 512, 1),
+        ("gpt350m", 1, 0.3547, 3.285, 512, 8),
         ("gpt1_3b", 4, 1.3134, 11.637, 128, 6),
         ("gpt2_6b", 8, 2.6486, 23.343, 128, 8),
         ("gpt6_7b", 16, 6.6537, 57.614, 64, 8),
@@ -115,7 +115,7 @@ def test_words_become_members_and_values_frozen_objects() -> None:
     assert config.schedule.kind is ScheduleKind.GPIPE
     assert (config.search.remat, config.search.submesh_shapes) == (RematChoice.NEVER, SubmeshShapes.ALL)
     assert config.launcher.slurm.setup == ("module load cuda",)
-    assert config.model == Stub(vocab=256, sequence=64)
+    assert config.model == Stub(vocab=256, sequence=32)
     with pytest.raises(FrozenInstanceError):
         config.schedule.num_microbatches = 3  # pyright: ignore[reportAttributeAccessIssue]  # that it fails is the point
 
