@@ -114,7 +114,7 @@ def test_a_second_run_measures_nothing_and_plans_the_same(first: Finished, secon
 
 
 def test_one_process_trains_as_mpi_ranks_do(first: Finished, second: Finished) -> None:
-    assert losses(second) == pytest.approx(losses(first), rel=1e-6)
+    assert losses(second) == pytest.approx(losses(first), rel=1e-5)  # gloo adds in another order than one process does
     assert second.result["training"]["last_held_out_loss"] == pytest.approx(first.result["training"]["last_held_out_loss"], rel=1e-5)
 
 

@@ -10,7 +10,7 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Program
 from alpa_hpc.sharding.equation_work import must_exist
-from alpa_hpc.sharding.graph import EquationRecord
+from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.strategies.registry import CONTRACTIONS
 
 
@@ -36,14 +36,24 @@ def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:
 
 def layer_workspace(problem: LayerProblem, num_bytes: Callable[[int], float]) -> float:
     """Bytes that the layer's forward or backward needs on top of its buffers; a recomputed layer's residuals live inside its backward."""
-    remade = sum(num_bytes(tensor) for tensor in set(problem.remade) & _solid(problem))
-    return max(peak_bytes(problem.forward, num_bytes), remade + peak_bytes(problem.backward, num_bytes))
+    return max(peak_bytes(problem.forward, num_bytes), remade_bytes(problem, num_bytes) + peak_bytes(problem.backward, num_bytes))
 
 
-def _solid(problem: LayerProblem) -> set[int]:
-    """Tensors that matrix products and lookups make in the forward or read in the backward: what lies between is fused into its readers."""
+def remade_bytes(problem: LayerProblem, num_bytes: Callable[[int], float]) -> float:
+    """Bytes of the residuals that a recomputing backward really holds.
+
+    Those that matrix products and lookups make or read lie in memory. The others are elementwise functions of a product's result, made
+    again where they are read: of all that follow one result, the largest counts, once.
+    """
     made = {tensor for record in _contractions(problem.forward) for tensor in record.results}
-    return made | {tensor for record in _contractions(problem.backward) for tensor in record.operands}
+    read = {tensor for record in _contractions(problem.backward) for tensor in record.operands}
+    solid = set(problem.remade) & (made | read)
+    followers: dict[int, float] = {}
+    for tensor in set(problem.remade) - solid:
+        home = problem.tensors[tensor].home
+        followers[home] = max(followers.get(home, 0.0), num_bytes(tensor))
+    counted = {FREE, *(problem.tensors[tensor].home for tensor in solid)}
+    return sum(map(num_bytes, solid)) + sum(size for home, size in followers.items() if home not in counted)
 
 
 def _contractions(program: Program) -> Iterator[EquationRecord]:
