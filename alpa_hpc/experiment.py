@@ -35,7 +35,7 @@ from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import print_result, write_result
-from alpa_hpc.report.stopwatch import Stopwatch
+from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.runtime.links import DirectLinks
 from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.stages.cost_table import CostTable
@@ -99,7 +99,8 @@ def plan_here_or_there(config: ExperimentConfig, launcher: Launcher, paths: RunP
 
 def plan_run(paths: RunPaths) -> None:
     """The planning job: write plan.json and planning.json."""
-    config, watch = load_config(paths.config), Stopwatch()
+    watch = Stopwatch({"import": process_age_seconds()})
+    config = load_config(paths.config)
     made = prepared(config, watch.time)
     plan, record = plan_experiment(config, made, paths, watch)
     write_text(paths.plan, plan_to_json(plan))
