@@ -8,6 +8,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.search import SecondsOf, SimulatedPlan
 from alpa_hpc.runtime.instructions import Run
+from alpa_hpc.sharding.replicated import replicated_share, replicated_work
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.objective import StagePartition
 from alpa_hpc.stages.pricing import StagePricer
@@ -92,17 +93,10 @@ def stage_rows(partition: StagePartition) -> list[dict[str, Any]]:
 
 def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
     """Operators that run whole on every device for want of a sharding rule, and their share of FLOP and bytes."""
-    layers = [layer for stage in plan.stages if stage.shape.num_devices > 1 for layer in stage.layers]
-    all_flop = all_bytes = flop = num_bytes = 0.0
-    operators: dict[str, int] = {}
-    for layer in layers:
-        for program in (layer.problem.forward, layer.problem.backward):
-            for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
-                all_flop, all_bytes = all_flop + record.work.flop, all_bytes + record.work.num_bytes
-                if record.replicated:
-                    flop, num_bytes = flop + record.work.flop, num_bytes + record.work.num_bytes
-                    operators[eqn.primitive.name] = operators.get(eqn.primitive.name, 0) + 1
-    return {"operators": operators, "flop_share": flop / max(all_flop, 1.0), "bytes_share": num_bytes / max(all_bytes, 1.0)}
+    problems = [layer.problem for stage in plan.stages if stage.shape.num_devices > 1 for layer in stage.layers]
+    share = replicated_share(problems)
+    operators = {work.primitive: work.count for work in replicated_work(problems)}
+    return {"operators": operators, "flop_share": share.flop, "bytes_share": share.num_bytes}
 
 
 def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:
