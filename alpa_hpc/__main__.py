@@ -1,68 +1,19 @@
-"""The command line: `python -m alpa_hpc +experiment=NAME [overrides]`, with Hydra's --help, --cfg job, -m and --config-dir."""
+"""The command line: `python -m alpa_hpc VERB ...`, or `python -m alpa_hpc +experiment=NAME [overrides]`, which Hydra reads."""
 
-import os
-import signal
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
 
-from alpa_hpc.config import Composed, compose_command_line, to_config
-from alpa_hpc.errors import AlpaError
-
-STOPPED = 130  # the exit status of a shell's Ctrl-C: 128 + SIGINT
+from alpa_hpc.commands import VERBS
+from alpa_hpc.commands.verb import run_verb
 
 
 def main() -> None:
-    """Run what the arguments say; exit status 1 after any AlpaError. In a sweep the other runs go on after one has failed.
+    """Do what the arguments say, and end with its exit status: 1 where a run failed; those of verbs stand in `alpa_hpc.commands`."""
+    verb, *arguments = sys.argv[1:] or [""]
+    if verb in VERBS:
+        sys.exit(run_verb(verb, arguments))
+    from alpa_hpc.commands.run import run_command_line  # late: it needs Hydra, which a look at a run does not
 
-    Ctrl-C, SIGTERM and SIGHUP stop the jobs that were started, and then this process, with status 130.
-    """
-    failed: list[AlpaError] = []
-    _stop_jobs_on_signals()
-
-    def task(composed: Composed) -> None:
-        with _reported(failed):
-            config = to_config(composed)
-            from alpa_hpc.experiment import run  # late: it needs jax, which --help, --cfg and a wrong number do not
-
-            run(config)
-
-    with _reported(failed):
-        compose_command_line(task)
-    sys.exit(1 if failed else 0)
-
-
-@contextmanager
-def _reported(failed: list[AlpaError]) -> Generator[None]:
-    try:
-        yield
-    except AlpaError as error:
-        if _wants_traceback():
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        failed.append(error)
-    except KeyboardInterrupt as stop:
-        if _wants_traceback():
-            raise
-        print(f"error: stopped by {str(stop) or 'Ctrl-C'}, and with it the jobs that were started", file=sys.stderr)
-        sys.exit(STOPPED)
-
-
-def _wants_traceback() -> bool:
-    return "1" in map(os.environ.get, ("ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR"))
-
-
-def _stop_jobs_on_signals() -> None:
-    """Have the signals that would end this process at once do what Ctrl-C does: the `finally` blocks on the way stop what was started."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
-            signal.signal(number, _raise_stopped)
-
-
-def _raise_stopped(number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    sys.exit(run_command_line())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
-from alpa_hpc.planner.lookup import make_plan, stages_of_plan
+from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
 from alpa_hpc.planner.refine import with_exact_memory
 from alpa_hpc.planner.search import SCHEDULES, analytic_seconds, best_partitions, find_candidates, pick, simulate_partition
 from alpa_hpc.runtime.assemble import assemble
@@ -99,8 +99,13 @@ class ParallelStep:
         Raises:
             TraceError: the step cannot be cut into microbatches or layers.
             InfeasibleError: nothing fits the cluster.
+            PlanError: the given plan is for another step, batch or cluster.
         """
-        return self._planned(self._trace(state, batch)[1])
+        layered = self._trace(state, batch)[1]
+        plan = self._planned(layered)
+        if plan is self.plan:
+            stages_of_plan(plan, layered, self.cluster)  # a plan from elsewhere is checked; one just found was made from its stages
+        return plan
 
     def start(self, state: Any, batch: Any) -> "ParallelTraining":
         """Plan, compile for the first devices of this process, and place `state` (arrays); of `batch` only shapes and dtypes count.
@@ -115,7 +120,7 @@ class ParallelStep:
         traced, layered = self._trace(state, batch)
         leaves = _host_leaves(traced, state)
         plan = self._planned(layered)
-        schedule = SCHEDULES[ScheduleKind(plan.schedule)]
+        schedule = schedule_of(plan)
         assembly = assemble(layered, stages_of_plan(plan, layered, self.cluster), schedule)
         check_programs(assembly.programs, schedule)
         session = in_process_session(assembly, traced, plan.mesh_devices, leaves)

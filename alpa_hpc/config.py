@@ -28,6 +28,7 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
+from alpa_hpc.launch.site import SiteOptions
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.profiling.options import ProfilingOptions
 from alpa_hpc.runtime.options import ScheduleOptions
@@ -75,6 +76,7 @@ class ExperimentConfig:
     training: TrainingOptions
     data: DataOptions
     launcher: LauncherOptions
+    site: SiteOptions
     resolved: str = dataclasses.field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,13 +100,23 @@ def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentCo
 
     Raises ConfigError for an unknown experiment, key or type, and where `to_config` does.
     """
+    return to_config(_compose(name, overrides))
+
+
+def compose_site(overrides: Sequence[str]) -> SiteOptions:
+    """The site that OVERRIDES choose, without making a model, which would import jax. Raises ConfigError as `compose_experiment`."""
+    composed = _compose("quickstart", overrides)
+    return _build(SiteOptions, OmegaConf.to_container(composed.site), "site")
+
+
+def _compose(name: str, overrides: Sequence[str]) -> Composed:
     register()
     try:
         with hydra.initialize_config_dir(str(config_folder()), version_base=HYDRA_VERSION):
             composed = hydra.compose("config", [f"+experiment={name}", *overrides])
     except HydraException as error:
         raise ConfigError(f"cannot compose experiment {name!r}: {_first_line(error)}. {_shipped_experiments()}") from error
-    return to_config(composed)
+    return composed
 
 
 def register() -> None:

@@ -33,5 +33,9 @@ class StoreError(AlpaError):
     """A file of ours that is torn, foreign or of another version."""
 
 
+class TrainingError(AlpaError):
+    """A training that cannot go on: its numbers have gone astray."""
+
+
 class LaunchError(AlpaError):
     """A job that could not be submitted, started or finished."""

@@ -25,7 +25,7 @@ from alpa_hpc.baselines.restriction import FREE
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.config import ExperimentConfig, compose_experiment
 from alpa_hpc.errors import AlpaError
-from alpa_hpc.experiment import plan_experiment, prepared
+from alpa_hpc.experiment import launcher_for, plan_experiment, prepared
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, analytic_seconds, simulate_stages
 from alpa_hpc.report.stopwatch import Stopwatch
@@ -61,7 +61,7 @@ def compare(name: str, point: PublishedPoint) -> None:
     config, watch = compose_experiment(name, ["mode=plan"]), Stopwatch()
     made = prepared(config, watch.time)
     with tempfile.TemporaryDirectory() as folder:
-        _, record = plan_experiment(config, made, RunPaths(Path(folder) / name / "run"), watch)
+        _, record = plan_experiment(config, made, RunPaths(Path(folder) / name / "run"), launcher_for(config), watch)
     pricers = Pricers(made.step, config.cluster, {FREE: record.pricer})
     flop = config.model.iteration_flops(config.training.batch_size, remat=True)  # type: ignore[attr-defined]  # these are GPTs
 

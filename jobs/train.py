@@ -1,12 +1,8 @@
 """The training job's batch half: `python jobs/train.py RUN_DIR` starts one rank a device with mpirun and hands signals on to them."""
 
-import os
 import sys
 from pathlib import Path
 
-from alpa_hpc.experiment import train_ranks
-from alpa_hpc.launch.locations import job_script
-from alpa_hpc.launch.mpirun import run_ranks
 from alpa_hpc.launch.paths import JobKind, open_run
 from alpa_hpc.launch.status import reporting
 
@@ -15,7 +11,9 @@ def main(root: str) -> None:
     """Run the job on the run folder `root`."""
     paths = open_run(Path(root))
     with reporting(paths, JobKind.TRAIN):
-        run_ranks(train_ranks(paths), (str(job_script("train_rank")), str(paths.root)), os.environ)
+        from alpa_hpc.experiment import train_run  # within, so that a broken installation is reported, too
+
+        train_run(paths)
 
 
 if __name__ == "__main__":

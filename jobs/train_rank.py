@@ -4,14 +4,17 @@ import sys
 from pathlib import Path
 
 from alpa_hpc.experiment import train_rank
-from alpa_hpc.launch.paths import open_run
+from alpa_hpc.launch.failures import recording_failure
+from alpa_hpc.launch.paths import JobKind, open_run
 from alpa_hpc.runtime.groups import abort_on_error
 
 
 def main(root: str) -> None:
     """Train as one rank on the run folder `root`; an exception on any rank ends all of them."""
     abort_on_error("a rank that has not joined its mesh yet")
-    train_rank(open_run(Path(root)))
+    paths = open_run(Path(root))
+    with recording_failure(paths.failures(JobKind.TRAIN)):
+        train_rank(paths)
 
 
 if __name__ == "__main__":

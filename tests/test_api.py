@@ -138,6 +138,15 @@ def test_gpt_trains_like_one_device() -> None:
     train_like_one_device(parallelize(step, search=search, layers=layers), state, [{"tokens": one} for one in tokens])
 
 
+def penalised_loss(params: Any, batch: Any) -> jax.Array:
+    slopes = jax.grad(lambda x: jnp.sum(activations(params, {"x": x})))(batch["x"])
+    return mean_loss(params, batch) + 0.01 * jnp.mean(jnp.sum(slopes**2, axis=1))
+
+
+def test_a_derivative_of_jax_inside_the_loss_trains_like_one_device() -> None:
+    train_like_one_device(parallelize(partial(mean_step, loss=penalised_loss), cluster=ONE_NODE), make_state(), BATCHES)
+
+
 def test_sum_and_count_are_joined_over_microbatches() -> None:
     training = train_like_one_device(parallelize(masked_step, cluster=ONE_NODE), make_state(), BATCHES)
     _, metrics = masked_step(training.state(), jax.tree.map(jnp.asarray, BATCHES[0]))
@@ -208,10 +217,21 @@ def with_key(state: Any, batch: Any) -> Any:
     return {"inner": inner, "key": state["key"]}, metrics
 
 
+def endless(params: Any, batch: Any) -> jax.Array:
+    return jnp.mean(jax.lax.while_loop(lambda x: jnp.sum(x) > 1.0, lambda x: 0.5 * x, activations(params, batch)))
+
+
 REFUSED = {
     "undeclared aux": (partial(aux_step, aux=None), TraceError, "2 auxiliary outputs.*aux="),
     "loss of rows": (partial(mean_step, loss=lambda params, batch: activations(params, batch)[:, 0]), TraceError, "one scalar"),
     "second value_and_grad": (two_losses, TraceError, "one alpa_hpc.value_and_grad whose result it uses, found 2"),
+    "value_and_grad in a loss": (
+        partial(mean_step, loss=lambda *args: alpa_hpc.value_and_grad(mean_loss)(*args)[0]),
+        TraceError,
+        "use jax.v",
+    ),
+    "endless loop": (partial(mean_step, loss=endless), TraceError, "through 'while' .*test_api.py, line .*Use jax.lax.scan"),
+    "fault of the loss": (partial(mean_step, loss=lambda params, batch: batch["no"]), TraceError, "KeyError: 'no' .*test_api.py"),
     "vector metric": (vector_metric, TraceError, "metric 'steps' must be a scalar"),
 }
 
@@ -260,8 +280,17 @@ def test_a_plan_of_another_step_is_refused(mlp: ParallelTraining, changed: dict[
         parallelize(**arguments).start(make_state(), BATCHES[0])
 
 
+def test_a_given_plan_is_checked_without_starting(mlp: ParallelTraining) -> None:
+    state, batch = shapes_of(make_state()), shapes_of(BATCHES[0])
+    assert parallelize(mean_step, plan=mlp.plan, cluster=TIGHT).find_plan(state, batch) is mlp.plan
+    with pytest.raises(PlanError, match="another training step"):
+        parallelize(masked_step, plan=mlp.plan, cluster=TIGHT).find_plan(state, batch)
+    with pytest.raises(PlanError, match="the schedule 'none', expected one of one_f_one_b"):
+        parallelize(mean_step, plan=replace(mlp.plan, schedule="none"), cluster=TIGHT).start(make_state(), BATCHES[0])
+
+
 def test_a_plan_of_another_cluster_is_refused(mlp: ParallelTraining) -> None:
-    with pytest.raises(PlanError, match="uses 8 devices, cluster one node has 4"):
+    with pytest.raises(PlanError, match="for a cluster of 2 x 4 devices, one node has 1 x 4 devices"):
         parallelize(mean_step, plan=mlp.plan, cluster=ONE_NODE).start(make_state(), BATCHES[0])
 
 

@@ -3,6 +3,7 @@
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.faults import place_of_equation
 from alpa_hpc.ir.graph import variables
 from alpa_hpc.ir.inline import ALL_CALLS
 
@@ -29,8 +30,8 @@ def check_effects(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
     for position, equation in enumerate(closed.jaxpr.eqns):
         if equation.effects:
             raise TraceError(
-                f"{where}: '{equation.primitive}' has side effects ({', '.join(map(str, equation.effects))}), which a step "
-                "that is cut into pieces cannot keep in order. Remove debug prints, callbacks and writes from the step.\n"
+                f"{where}: '{equation.primitive}' has side effects ({', '.join(map(str, equation.effects))}), which a step that is cut "
+                f"into pieces cannot keep in order. Remove debug prints, callbacks and writes from the step{place_of_equation(equation)}\n"
                 f"{neighbourhood(closed.jaxpr.eqns, position)}"
             )
     return closed

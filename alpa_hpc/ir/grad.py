@@ -1,7 +1,8 @@
 """A loss function -> its value and gradient; while a step is traced, one equation that holds the loss (the microbatch boundary).
 
 Outside `tracing()`, `value_and_grad` is jax's own. Inside, it binds `loss_gradient_p`: [params, operands] -> [value, aux, gradients], with
-the loss jaxpr [params, operands] -> [value or (sum, count), aux] as a parameter; what the loss closes over becomes operands.
+the loss jaxpr [params, operands] -> [value or (sum, count), aux] as a parameter; what the loss closes over becomes operands. Inside the
+loss it is refused: there is one microbatch boundary.
 """
 
 import contextvars
@@ -19,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.faults import calling_place, faults_of
 from alpa_hpc.ir.graph import closed_jaxpr
 
 
@@ -60,18 +62,34 @@ class LossBoundary:
 
 loss_gradient_p = Primitive("loss_gradient")
 loss_gradient_p.multiple_results = True
-_is_tracing: contextvars.ContextVar[bool] = contextvars.ContextVar("alpa_hpc_is_tracing", default=False)
+
+
+class _Traced(enum.Enum):
+    """What is traced at the moment."""
+
+    NOTHING = "nothing"
+    STEP = "step"
+    LOSS = "loss"
+
+
+_traced: contextvars.ContextVar[_Traced] = contextvars.ContextVar("alpa_hpc_traced", default=_Traced.NOTHING)
 
 
 @contextmanager
 def tracing() -> Generator[None]:
     """While open, `value_and_grad` marks the loss instead of differentiating it."""
-    token = _is_tracing.set(True)
+    with _now_traced(_Traced.STEP):
+        yield
+
+
+@contextmanager
+def _now_traced(what: _Traced) -> Generator[None]:
+    token = _traced.set(what)
     try:
-        with set_xla_metadata(alpa_hpc="tracing"):  # part of jit's cache key: a step that ran before is traced anew
+        with set_xla_metadata(alpa_hpc=what.value):  # part of jit's cache key: what was traced before, elsewhere, is traced anew
             yield
     finally:
-        _is_tracing.reset(token)
+        _traced.reset(token)
 
 
 def value_and_grad(
@@ -97,9 +115,16 @@ def value_and_grad(
         def loss(first: object) -> object:
             return fun(first, *others, **kwargs)
 
-        if _is_tracing.get():
-            return _bind(loss, params, has_aux, reduction, aux)
-        return _differentiate(loss, params, has_aux, reduction)
+        match _traced.get():
+            case _Traced.NOTHING:
+                return _differentiate(loss, params, has_aux, reduction)
+            case _Traced.STEP:
+                return _bind(loss, params, has_aux, reduction, aux)
+            case _Traced.LOSS:
+                raise TraceError(
+                    "alpa_hpc.value_and_grad is called inside the loss of another, and a step has one microbatch boundary: use "
+                    f"jax.value_and_grad, or jax.grad, for a derivative that is a part of the loss{calling_place()}"
+                )
 
     return wrapped
 
@@ -117,7 +142,8 @@ def _differentiate(loss: Callable[[object], Any], params: object, has_aux: bool,
 
 
 def _bind(loss: Callable[[object], object], params: object, has_aux: bool, reduction: Reduction, aux: object) -> tuple[object, object]:  # noqa: FBT001
-    closed, shape = jax.make_jaxpr(loss, return_shape=True)(params)
+    with _now_traced(_Traced.LOSS), faults_of("the loss"):
+        closed, shape = jax.make_jaxpr(loss, return_shape=True)(params)
     result, extra = shape if has_aux else (shape, None)
     _check_result(result, reduction)
     kinds = _aux_kinds(extra, aux)
@@ -200,7 +226,8 @@ def _abstract(*operands: ShapedArray, boundary: LossBoundary) -> list[ShapedArra
 def _refuse(what: str) -> Callable[..., object]:
     def rule(*_: object, **__: object) -> object:
         raise TraceError(
-            f"value_and_grad {what}: the loss is the microbatch boundary of the step, so it must be at the top level of the step."
+            f"value_and_grad {what}: the loss is the microbatch boundary of the step, so it must be at the top level of the "
+            f"step{calling_place()}"
         )
 
     return rule

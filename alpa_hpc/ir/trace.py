@@ -16,6 +16,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import check_effects, short
+from alpa_hpc.ir.faults import faults_of, place_of_equation
 from alpa_hpc.ir.grad import AuxKind, LossBoundary, Reduction, SumCount, loss_gradient_p, tracing
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import CALLS, inline_calls, nested_jaxprs, rewrite
@@ -150,7 +151,7 @@ def _with_rows(batch: object, num_rows: int) -> object:
 
 
 def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace, tuple[object, object]]:
-    with tracing():
+    with tracing(), faults_of("the train step"):
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
     check_effects(closed, where="train step")
     flat = rewrite(closed, CALLS, {})
@@ -159,12 +160,12 @@ def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace,
     if hidden:
         raise TraceError(
             f"value_and_grad is under '{hidden[0].primitive}': the loss is the microbatch boundary, so it must be at the top level "
-            f"of the step (a jit around it is fine). Found {short(hidden[0])}"
+            f"of the step (a jit around it is fine){place_of_equation(hidden[0])}"
         )
     if len(found) != 1:
         raise TraceError(
             f"a train step needs one alpa_hpc.value_and_grad whose result it uses, found {len(found)}. Join several losses into one, "
-            "and replace jax.value_and_grad by alpa_hpc.value_and_grad."
+            f"and replace jax.value_and_grad by alpa_hpc.value_and_grad.{''.join(map(place_of_equation, found))}"
         )
     return _OuterTrace(flat, found[0], found[0].params["boundary"], len(jax.tree.leaves(state))), shapes
 
@@ -311,6 +312,9 @@ def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
             "Auxiliary outputs must not have a dim of the batch: reduce them inside the loss."
         )
     check_effects(micro.loss, where="loss")
+    jaxpr = micro.loss.jaxpr
+    if reached(jaxpr.eqns, jaxpr.invars[: micro.num_params]).isdisjoint(variables(jaxpr.outvars[:1])):
+        raise TraceError("the loss depends on none of the parameters it is differentiated in, so there is nothing to train.")
     return _keys_as_data(inline_calls(micro.loss), outputs=False)
 
 

@@ -5,24 +5,21 @@ by hand in the same way. Nothing waits through submitit's `result()`: without ac
 """
 
 import os
-import shlex
 import signal
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import submitit
-from submitit.slurm import slurm
 
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.locations import job_script
-from alpa_hpc.launch.options import SlurmOptions
+from alpa_hpc.launch.outcome import Died, Ended, JobOutcome, NotStarted, outcome_of
 from alpa_hpc.launch.paths import JobKind, RunPaths
-from alpa_hpc.launch.status import JobState, JobStatus, read_status
+from alpa_hpc.launch.python import job_python
+from alpa_hpc.launch.status import JobState, read_status
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0  # between asking a job to stop and killing it
@@ -44,12 +41,14 @@ class Submitted:
         return self.job.paths.stdout
 
 
-def run_job(
-    kind: JobKind, paths: RunPaths, task: int = 0, *, timeout_seconds: float, watch: Callable[[], None] = lambda: None
-) -> JobStatus:
-    """Run one job to its end and return its account; LaunchError, with the end of its log, if it fails, dies or takes too long."""
-    (status,) = run_tasks(kind, paths, (task,), max_parallel=1, timeout_seconds=timeout_seconds, watch=watch)
-    return status
+def run_job(kind: JobKind, paths: RunPaths, task: int = 0, *, timeout_seconds: float, watch: Callable[[], None] = lambda: None) -> None:
+    """Run one job to its end; LaunchError, with its own account or the end of its log, if it fails, dies or takes too long."""
+    outcomes = run_tasks(kind, paths, (task,), max_parallel=1, timeout_seconds=timeout_seconds, watch=watch)
+    match outcomes[task]:
+        case Ended():
+            return
+        case Died(reason) | NotStarted(reason):
+            raise LaunchError(f"job {paths.job_name(kind, task)} {reason}")
 
 
 def run_tasks(
@@ -60,13 +59,13 @@ def run_tasks(
     max_parallel: int,
     timeout_seconds: float,
     watch: Callable[[], None] = lambda: None,
-) -> tuple[JobStatus, ...]:
-    """Run several jobs of one kind, at most `max_parallel` at once, and return their accounts in the order of `tasks`.
+) -> dict[int, JobOutcome]:
+    """Run several jobs of one kind, at most `max_parallel` at once, and say what became of each.
 
-    `timeout_seconds` bounds each job; `watch` is called at every poll, for a person who follows. The first failure stops the others.
+    `timeout_seconds` bounds each job; `watch` is called at every poll, for a person who follows.
     """
     assert max_parallel >= 1, "no job would ever start"
-    waiting, running, finished = list(tasks), list[Submitted](), dict[int, JobStatus]()
+    waiting, running, finished = list(tasks), list[Submitted](), dict[int, JobOutcome]()
     try:
         while waiting or running:
             while waiting and len(running) < max_parallel:
@@ -74,52 +73,24 @@ def run_tasks(
             time.sleep(POLL_SECONDS)
             watch()
             for submitted in tuple(running):
-                status = _ended(submitted, paths)
-                if status is not None:
-                    finished[submitted.task] = status
+                outcome = _ended(submitted, paths)
+                if outcome is not None:
+                    finished[submitted.task] = outcome
                     running.remove(submitted)
     finally:
         for submitted in running:
             _stop(submitted)
-    return tuple(finished[task] for task in tasks)
+    return finished
 
 
 def _submit(kind: JobKind, paths: RunPaths, task: int, timeout_seconds: float) -> Submitted:
     job_script(kind.value)  # a missing script should fail here, not in a log
     paths.status(kind, task).unlink(missing_ok=True)  # the account of an earlier attempt must not be taken for this one's
-    executor = submitit.LocalExecutor(folder=paths.log_folder(kind, task), python=_python())
+    executor = submitit.LocalExecutor(folder=paths.log_folder(kind, task), python=job_python())
     minutes = (timeout_seconds + 2 * STOP_SECONDS) / 60  # a backstop, should this process be killed; our own bound comes first
     executor.update_parameters(timeout_min=minutes, signal_delay_s=0, stderr_to_stdout=True)
     job = executor.submit(become_job_script, kind, str(paths.root), task)
     return Submitted(kind, task, job, deadline=time.monotonic() + timeout_seconds)
-
-
-def slurm_script(kind: JobKind, paths: RunPaths, options: SlurmOptions, num_nodes: int, ranks_per_node: int) -> str:
-    """The batch script with which submitit submits a job: Python itself is the batch shell and no srun stands in between."""
-    flags: dict[str, Any] = {
-        "partition": options.partition or None,
-        "account": options.account or None,
-        "qos": options.qos or None,
-        "constraint": options.constraint or None,
-        "gpus_per_node": options.gpus_per_node or None,
-        "time": options.time_minutes or DEFAULT_MINUTES,
-    }
-    # submitit's executor writes its scripts with this function; asking it directly needs no sbatch on this machine.
-    return slurm._make_sbatch_string(  # noqa: SLF001
-        command=shlex.join(("exec", sys.executable, "-P", str(job_script(kind.value)), str(paths.root))),
-        folder=paths.log_folder(kind),
-        job_name=f"{paths.name}-{kind.value}",
-        nodes=num_nodes,
-        ntasks_per_node=ranks_per_node,
-        stderr_to_stdout=True,
-        setup=list(options.setup) or None,
-        additional_parameters=dict(options.additional) or None,
-        use_srun=False,
-        **flags,
-    )
-
-
-DEFAULT_MINUTES = 60  # where the options leave the time to us; submitit's own default is 5
 
 
 def become_job_script(kind: JobKind, root: str, task: int) -> None:
@@ -130,45 +101,24 @@ def become_job_script(kind: JobKind, root: str, task: int) -> None:
     os.execv(command[0], command)
 
 
-def _python() -> str:
-    """The interpreter for the job: it imports what this process imports, alpa_hpc and a user's model alike, whatever the working folder."""
-    # -P: else `python -m` would look into the working folder before all of them.
-    return shlex.join(("env", f"PYTHONPATH={os.pathsep.join(_import_folders())}", sys.executable, "-P"))
-
-
-def _import_folders() -> tuple[str, ...]:
-    """This process's own additions to the interpreter's module path, absolute: the checkout, the working folder, PYTHONPATH."""
-    package_root = str(Path(__file__).absolute().parents[2])
-    working = str(Path.cwd())
-    installed = package_root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    folders = [] if installed else [package_root]
-    folders += [working] if working in sys.path or "" in sys.path else []
-    folders += [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    return tuple(dict.fromkeys(folders))
-
-
-def _ended(submitted: Submitted, paths: RunPaths) -> JobStatus | None:
-    """The account of a job that has ended well, or None while it is on its way."""
+def _ended(submitted: Submitted, paths: RunPaths) -> JobOutcome | None:
+    """What became of a job, or None while it is on its way."""
     is_gone = submitted.job.done()  # asked before the marker is read: a marker written in between is then seen
     status = read_status(paths, submitted.kind, submitted.task)
     if not is_gone:
-        if time.monotonic() > submitted.deadline:
-            raise _failure(submitted, paths, "took longer than it was given and was stopped")
-        return None
-    if status is None:
-        raise _failure(submitted, paths, "ended before it could report anything")
-    match status.state:
-        case JobState.DONE:
-            return status
-        case JobState.FAILED:
-            raise _failure(submitted, paths, f"failed on {status.host}: {status.message}")
-        case JobState.RUNNING:
-            raise _failure(submitted, paths, f"(process {status.pid} on {status.host}) ended without a report. Killed, or out of memory?")
+        if time.monotonic() <= submitted.deadline:
+            return None
+        _stop(submitted)
+        return Died(_with_log("took longer than it was given and was stopped", submitted.log))
+    outcome = outcome_of(status)
+    if status is not None and status.state is not JobState.RUNNING:
+        return outcome
+    assert not isinstance(outcome, Ended), "a job without a final account has not ended well"
+    return replace(outcome, reason=_with_log(outcome.reason, submitted.log))
 
 
-def _failure(submitted: Submitted, paths: RunPaths, what: str) -> LaunchError:
-    name = paths.job_name(submitted.kind, submitted.task)
-    return LaunchError(f"job {name} {what}\n--- the end of {submitted.log}:\n{log_tail(submitted.log, TAIL_LINES)}")
+def _with_log(reason: str, log: Path) -> str:
+    return f"{reason}\n--- the end of {log}:\n{log_tail(log, TAIL_LINES)}"
 
 
 def log_tail(log: Path, num_lines: int) -> str:
@@ -179,7 +129,8 @@ def log_tail(log: Path, num_lines: int) -> str:
 
 
 def _stop(submitted: Submitted) -> None:
-    """Ask the job to stop (SIGTERM, which submitit's local controller hands on to the script) and, after a while, make it."""
+    """Say so, ask the job to stop (SIGTERM, which submitit's local controller hands on to the script) and, after a while, make it."""
+    sys.stderr.write(f"stopping the {submitted.kind.value} job {submitted.job.job_id}\n")
     end = time.monotonic() + STOP_SECONDS
     while not submitted.job.done() and time.monotonic() < end:
         os.kill(int(submitted.job.job_id), signal.SIGTERM)

@@ -1,73 +1,108 @@
-"""Who runs the jobs of a run: this process itself, or processes of this machine through submitit's local executor."""
+"""Who runs the jobs of a run: this process itself, processes of this machine through submitit's local executor, or Slurm."""
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from alpa_hpc.cluster.hardware import Submesh
 from alpa_hpc.errors import LaunchError
-from alpa_hpc.launch.executor import run_job, run_tasks, slurm_script
+from alpa_hpc.launch.executor import run_job, run_tasks
 from alpa_hpc.launch.mpirun import Place, check_can_launch
-from alpa_hpc.launch.options import LauncherOptions
+from alpa_hpc.launch.outcome import Ended, JobOutcome
 from alpa_hpc.launch.paths import JobKind, RunPaths
-from alpa_hpc.launch.profiling import MAX_PARALLEL
-from alpa_hpc.training.metrics import read_metrics, show_progress
+from alpa_hpc.launch.profiling import ProfileTask
+from alpa_hpc.launch.views import is_cancelled
+from alpa_hpc.launch.watching import job_output, training_progress
 
 DAY_SECONDS = 86400.0
 
 
-class Launcher(Protocol):
-    """Runs the three kinds of job on a run folder, each to its end."""
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """What a launcher must know of a run: the training job's devices, its steps, and how many profiling tasks may run at a time."""
 
-    def check(self, num_devices: int) -> None:
+    devices: Submesh
+    num_steps: int
+    max_parallel: int
+
+
+def refuse_cancelled(paths: RunPaths) -> None:
+    """Raise LaunchError where somebody has cancelled the run since."""
+    if is_cancelled(paths):
+        raise LaunchError(f"the run {paths.root} was cancelled: no more jobs are started")
+
+
+class Launcher(Protocol):
+    """Runs the jobs of a run, or has somebody run them."""
+
+    @property
+    def num_shares(self) -> int:
+        """How many profiling tasks at most share the work that one mesh is to be timed for."""
+        ...
+
+    def check(self) -> None:
         """Refuse, before a run folder is made, what cannot start."""
         ...
 
-    def plan(self, paths: RunPaths) -> None:
-        """Run the planning job."""
+    def plan(self, paths: RunPaths) -> bool:
+        """Run the planning job, to its end or into a queue; whether it has ended."""
         ...
 
-    def profile(self, paths: RunPaths, tasks: Sequence[int]) -> None:
-        """Run profiling tasks."""
+    def plan_and_train(self, paths: RunPaths) -> bool:
+        """Run the planning job and then the training job, to their end or into a queue; whether they have ended."""
         ...
 
-    def train(self, paths: RunPaths, num_steps: int) -> None:
-        """Run the training job."""
+    def planned(self, paths: RunPaths) -> None:
+        """Called by the planning job of a run that is to be trained, when the plan is there."""
         ...
 
-    def scripts(self, paths: RunPaths, num_nodes: int, devices_per_node: int) -> str:
+    def profile(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> Mapping[int, JobOutcome]:
+        """Run profiling tasks, from inside the planning job; what became of each."""
+        ...
+
+    def scripts(self, paths: RunPaths) -> str:
         """The batch scripts that would be submitted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InProcessLauncher:
-    """Everything in this process; `plan_run`, `profile_task` and `train_all` are what the job scripts would call."""
+    """Everything in this process; the three functions are what job scripts would do."""
 
-    plan_run: Callable[[RunPaths], None]
-    profile_task: Callable[[RunPaths, int], None]
-    train_all: Callable[[RunPaths], None]
+    plan_here: Callable[[RunPaths], None]
+    profile_here: Callable[[RunPaths, int], None]
+    train_here: Callable[[RunPaths], None]
 
-    def check(self, num_devices: int) -> None:
+    @property
+    def num_shares(self) -> int:
         """See Launcher."""
-        assert num_devices >= 1, "a cluster has devices"
+        return 1
 
-    def plan(self, paths: RunPaths) -> None:
+    def check(self) -> None:
         """See Launcher."""
-        self.plan_run(paths)
 
-    def profile(self, paths: RunPaths, tasks: Sequence[int]) -> None:
+    def plan(self, paths: RunPaths) -> bool:
+        """See Launcher."""
+        self.plan_here(paths)
+        return True
+
+    def plan_and_train(self, paths: RunPaths) -> bool:
+        """See Launcher."""
+        self.plan(paths)
+        self.train_here(paths)
+        return True
+
+    def planned(self, paths: RunPaths) -> None:
+        """See Launcher."""
+
+    def profile(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> Mapping[int, JobOutcome]:
         """See Launcher."""
         for task in tasks:
-            self.profile_task(paths, task)
+            self.profile_here(paths, task.number)
+        return {task.number: Ended() for task in tasks}
 
-    def train(self, paths: RunPaths, num_steps: int) -> None:
-        """See Launcher."""
-        del num_steps
-        self.train_all(paths)
-
-    def scripts(self, paths: RunPaths, num_nodes: int, devices_per_node: int) -> str:
+    def scripts(self, paths: RunPaths) -> str:
         """See Launcher."""
         raise LaunchError("launcher=inprocess submits no jobs, so there are no scripts to show: use launcher=slurm")
 
@@ -76,67 +111,38 @@ class InProcessLauncher:
 class LocalLauncher:
     """Jobs are processes of this machine; training is one MPI rank a device."""
 
-    def check(self, num_devices: int) -> None:
+    size: RunSize
+
+    @property
+    def num_shares(self) -> int:
         """See Launcher."""
-        check_can_launch(num_devices, Place.THIS_MACHINE, os.environ)
+        return self.size.max_parallel
 
-    def plan(self, paths: RunPaths) -> None:
+    def check(self) -> None:
         """See Launcher."""
-        run_job(JobKind.PLAN, paths, timeout_seconds=DAY_SECONDS)
+        check_can_launch(self.size.devices.num_devices, Place.THIS_MACHINE, os.environ)
 
-    def profile(self, paths: RunPaths, tasks: Sequence[int]) -> None:
+    def plan(self, paths: RunPaths) -> bool:
         """See Launcher."""
-        run_tasks(JobKind.PROFILE, paths, tasks, max_parallel=MAX_PARALLEL, timeout_seconds=DAY_SECONDS)
+        run_job(JobKind.PLAN, paths, timeout_seconds=DAY_SECONDS, watch=job_output(paths, JobKind.PLAN))
+        return True
 
-    def train(self, paths: RunPaths, num_steps: int) -> None:
+    def plan_and_train(self, paths: RunPaths) -> bool:
         """See Launcher."""
-        shown = 0
-        with show_progress("training", num_steps, sys.stderr) as display:
+        self.plan(paths)
+        refuse_cancelled(paths)
+        with training_progress(paths, self.size.num_steps) as advance:
+            run_job(JobKind.TRAIN, paths, timeout_seconds=DAY_SECONDS, watch=advance)
+        return True
 
-            def watch() -> None:
-                nonlocal shown
-                for figures in read_metrics(paths.metrics)[shown:]:
-                    shown += 1
-                    display.advance(shown, {name: value for name, value in figures.items() if name != "step"})
+    def planned(self, paths: RunPaths) -> None:
+        """See Launcher."""
 
-            run_job(JobKind.TRAIN, paths, timeout_seconds=DAY_SECONDS, watch=watch)
-            watch()
+    def profile(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> Mapping[int, JobOutcome]:
+        """See Launcher."""
+        numbers = [task.number for task in tasks]
+        return run_tasks(JobKind.PROFILE, paths, numbers, max_parallel=self.size.max_parallel, timeout_seconds=DAY_SECONDS)
 
-    def scripts(self, paths: RunPaths, num_nodes: int, devices_per_node: int) -> str:
+    def scripts(self, paths: RunPaths) -> str:
         """See Launcher."""
         raise LaunchError("launcher=local starts processes, not batch scripts: use launcher=slurm to see scripts")
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmLauncher:
-    """Shows the batch scripts of a run; submitting them is not built yet, and says so."""
-
-    options: LauncherOptions
-
-    def check(self, num_devices: int) -> None:
-        """See Launcher."""
-        raise LaunchError(_NOT_BUILT)
-
-    def plan(self, paths: RunPaths) -> None:
-        """See Launcher."""
-        raise LaunchError(_NOT_BUILT)
-
-    def profile(self, paths: RunPaths, tasks: Sequence[int]) -> None:
-        """See Launcher."""
-        raise LaunchError(_NOT_BUILT)
-
-    def train(self, paths: RunPaths, num_steps: int) -> None:
-        """See Launcher."""
-        raise LaunchError(_NOT_BUILT)
-
-    def scripts(self, paths: RunPaths, num_nodes: int, devices_per_node: int) -> str:
-        """See Launcher."""
-        plan = slurm_script(JobKind.PLAN, paths, self.options.slurm, 1, 1)
-        train = slurm_script(JobKind.TRAIN, paths, self.options.slurm, num_nodes, devices_per_node)
-        return f"# ---- planning job\n{plan}\n# ---- training job\n{train}"
-
-
-_NOT_BUILT = (
-    "launcher=slurm can show its scripts (mode=dry_run) and plan here (mode=plan with profiling=analytic), but does not submit jobs yet. "
-    "Run by hand what mode=dry_run prints, or use launcher=local."
-)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -36,10 +36,12 @@ class Place(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What a training job starts: how many ranks, and where."""
+    """What a job starts: how many ranks, at most how many of them on a node, where, and the variables that each of them must see."""
 
     num_ranks: int
+    per_node: int
     place: Place
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str]) -> None:
@@ -50,7 +52,7 @@ def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str])
     """
     check_can_launch(ranks.num_ranks, ranks.place, environ)
     program = (sys.executable, "-P", *script)
-    code = run_mpirun(mpirun_command(ranks.num_ranks, ranks.place, program, environ), rank_environment(ranks.place, environ))
+    code = run_mpirun(mpirun_command(ranks, program, environ), rank_environment(ranks, environ))
     if code != 0:
         raise LaunchError(
             f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; the first traceback above says why"
@@ -74,9 +76,7 @@ def check_can_launch(num_ranks: int, place: Place, environ: Mapping[str, str]) -
     """Refuse, before anything is submitted, what cannot start: no mpirun, no mpi4py, root, a Slurm step, too many ranks for the place."""
     if num_ranks < 1:
         raise LaunchError(f"a training job needs at least one rank, asked for {num_ranks}")
-    find_mpirun(environ)
-    if importlib.util.find_spec("mpi4py") is None:
-        raise LaunchError(f"mpi4py is not installed beside {sys.executable}: `{sys.executable} -m pip install mpi4py`")
+    check_can_launch_elsewhere(environ)
     _refuse_slurm_step(environ)
     match place:
         case Place.THIS_MACHINE:
@@ -86,32 +86,41 @@ def check_can_launch(num_ranks: int, place: Place, environ: Mapping[str, str]) -
             _check_allocation_carries(num_ranks, environ)
 
 
-def mpirun_command(num_ranks: int, place: Place, program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The command line that starts `num_ranks` copies of `program` (a command line itself)."""
-    head = (str(find_mpirun(environ)), "-n", str(num_ranks), "--bind-to", "none")
-    match place:
+def check_can_launch_elsewhere(environ: Mapping[str, str]) -> None:
+    """Refuse what cannot start in a job that sees this environment on its node: no mpirun, no mpi4py."""
+    find_mpirun(environ)
+    if importlib.util.find_spec("mpi4py") is None:
+        raise LaunchError(f"mpi4py is not installed beside {sys.executable}: `{sys.executable} -m pip install mpi4py`")
+
+
+def mpirun_command(ranks: Ranks, program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The command line that starts `ranks.num_ranks` copies of `program` (a command line itself); each line they print says its rank."""
+    head = (str(find_mpirun(environ)), "-n", str(ranks.num_ranks), "--bind-to", "none", "--output", "tag")
+    match ranks.place:
         case Place.THIS_MACHINE:
             return (*head, "--map-by", ":OVERSUBSCRIBE", *program)
         case Place.ALLOCATION:
-            exported = (argument for name in sorted(_rank_settings(environ)) for argument in ("-x", name))
-            return (*head, *exported, *program)
+            # Rank r is device r of the plan, whose devices are numbered node by node.
+            placed = ("--map-by", f"ppr:{ranks.per_node}:node")
+            exported = (argument for name in sorted(_rank_settings(ranks, environ)) for argument in ("-x", name))
+            return (*head, *placed, *exported, *program)
 
 
-def rank_environment(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for mpirun and its ranks: this one, without another mpirun's facts, with one compute thread a CPU rank."""
-    ranks = {name: value for name, value in environ.items() if not name.startswith(_RANK_FACTS)}
-    ranks.update(_rank_settings(environ))
-    match place:
+def rank_environment(ranks: Ranks, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for mpirun and its ranks: this one, without another mpirun's facts, with the ranks' own settings."""
+    variables = {name: value for name, value in environ.items() if not name.startswith(_RANK_FACTS)}
+    variables.update(_rank_settings(ranks, environ))
+    match ranks.place:
         case Place.THIS_MACHINE:
             # Inside an allocation mpirun would spread the ranks over its nodes.
-            ranks = {name: value for name, value in ranks.items() if not name.startswith("SLURM_")}
-            ranks.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # more ranks than cores: who waits must not spin
+            variables = {name: value for name, value in variables.items() if not name.startswith("SLURM_")}
+            variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # more ranks than cores: who waits must not spin
             if os.geteuid() == 0:
                 # In a container root is the only user there is, and this job never leaves the machine. On a cluster root stays refused.
-                ranks.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
+                variables.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
         case Place.ALLOCATION:
             pass
-    return ranks
+    return variables
 
 
 def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_seconds: float = GRACE_SECONDS) -> int:
@@ -140,18 +149,23 @@ def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_s
     return code if code >= 0 else 128 - code
 
 
-def _rank_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables each rank must see. A rank is one device: the threads of several ranks would fight for the same cores."""
-    flags = (flag for flag in environ.get("XLA_FLAGS", "").split() if not flag.startswith("--xla_force_host_platform_device_count"))
+def _rank_settings(ranks: Ranks, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables each rank must see: where it is another node, it inherits nothing else."""
+    flags = ranks.settings.get("XLA_FLAGS", environ.get("XLA_FLAGS", "")).split()
     return {
-        "XLA_FLAGS": " ".join(flags),
-        # Sizes the thread pool of XLA's CPU client; --xla_cpu_multi_thread_eigen=false changes nothing there (jaxlib 0.10.2, measured).
-        "PJRT_NPROC": "1",
-        "OMP_NUM_THREADS": "1",
+        **ranks.settings,
+        "XLA_FLAGS": " ".join(flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count")),
         "PYTHONUNBUFFERED": "1",
-        **({"JAX_PLATFORMS": environ["JAX_PLATFORMS"]} if "JAX_PLATFORMS" in environ else {}),
-        **({"PYTHONPATH": environ["PYTHONPATH"]} if "PYTHONPATH" in environ else {}),
+        **{name: environ[name] for name in ("JAX_PLATFORMS", "PYTHONPATH") if name in environ and name not in ranks.settings},
     }
+
+
+# A CPU rank is one device: the threads of several ranks would fight for the same cores.
+ONE_THREAD = {
+    # Sizes the thread pool of XLA's CPU client; --xla_cpu_multi_thread_eigen=false changes nothing there (jaxlib 0.10.2, measured).
+    "PJRT_NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def _meaning(code: int) -> str:

@@ -94,6 +94,15 @@ class RunPaths:
         return self.root / "status"
 
     @property
+    def submission_folder(self) -> Path:
+        """The folder of the records of what was handed to Slurm."""
+        return self.root / "submissions"
+
+    def failures(self, kind: JobKind, task: int = 0) -> Path:
+        """The folder of what ranks of one job wrote about their failures."""
+        return self.root / "failures" / self.job_name(kind, task)
+
+    @property
     def profile_folder(self) -> Path:
         """The folder of the requests that the planning job writes for its profiling tasks."""
         return self.root / "profile"
@@ -109,6 +118,10 @@ class RunPaths:
     def log_folder(self, kind: JobKind, task: int = 0) -> Path:
         """The folder of one job's output."""
         return self.logs / self.job_name(kind, task)
+
+    def batch_log_folder(self, kind: JobKind) -> Path:
+        """The folder of the output of batch jobs of one kind, beside the scripts that were submitted."""
+        return self.logs / kind.value
 
     def profile_request(self, task: int) -> Path:
         """What profiling task `task` shall measure."""
@@ -130,7 +143,7 @@ def new_run(base: Path, name: str) -> RunPaths:
     except OSError as error:
         raise ConfigError(f"cannot make a run folder in {parent} ({error.strerror}): choose another place by runs=FOLDER") from error
     paths = RunPaths(root)
-    for folder in (paths.status_folder, paths.logs, paths.profile_folder):
+    for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
         folder.mkdir(mode=0o700)
     write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name})
     return paths

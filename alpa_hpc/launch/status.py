@@ -31,17 +31,22 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job's own account: times in seconds since 1970; `exit_code` and `ended` are None while it runs, texts empty without a failure."""
+    """One job's own account: times in seconds since 1970; `exit_code` and `ended` are None while it runs, texts empty without a failure.
+
+    `node` is the scheduler's name for the node, or for all nodes of its job. `is_explained`: the message says all that a person needs.
+    """
 
     kind: JobKind
     task: int
     state: JobState
     exit_code: int | None
     host: str
+    node: str
     pid: int
     started: float
     ended: float | None
     message: str
+    is_explained: bool
     traceback: str
 
 
@@ -69,7 +74,7 @@ def reporting(paths: RunPaths, kind: JobKind, task: int = 0) -> Generator[None]:
 
     Inside the block SIGTERM raises LaunchError, so that the job's own `finally` blocks stop what it started.
     """
-    status = JobStatus(kind, task, JobState.RUNNING, None, socket.gethostname(), os.getpid(), time.time(), None, "", "")
+    status = _started(kind, task)
     write_status(paths, status)
     previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
@@ -82,11 +87,25 @@ def reporting(paths: RunPaths, kind: JobKind, task: int = 0) -> Generator[None]:
     write_status(paths, replace(status, state=JobState.DONE, exit_code=0, ended=time.time()))
 
 
+def this_node() -> str:
+    """The name of this node as Slurm has it, else the host's: virtual nodes of one machine share a host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _started(kind: JobKind, task: int) -> JobStatus:
+    host, pid = socket.gethostname(), os.getpid()
+    node = os.environ.get("SLURM_JOB_NODELIST") or this_node()
+    return JobStatus(kind, task, JobState.RUNNING, None, host, node, pid, time.time(), None, "", is_explained=True, traceback="")
+
+
 def _failed(status: JobStatus, error: BaseException) -> JobStatus:
+    is_explained = isinstance(error, AlpaError)
     first_line = (str(error).strip().splitlines() or [""])[0]
-    message = first_line if isinstance(error, AlpaError) else f"{type(error).__name__}: {first_line}"
+    message = str(error).strip() if is_explained else f"{type(error).__name__}: {first_line}"
     text = "".join(traceback.format_exception(error))
-    return replace(status, state=JobState.FAILED, exit_code=1, ended=time.time(), message=message, traceback=text)
+    return replace(
+        status, state=JobState.FAILED, exit_code=1, ended=time.time(), message=message, is_explained=is_explained, traceback=text
+    )
 
 
 def _raise_terminated(_number: int, _frame: FrameType | None) -> NoReturn:

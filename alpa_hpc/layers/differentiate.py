@@ -19,6 +19,7 @@ from alpa_hpc.ir.flops import aval_bytes
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import inline_all, inline_derivative_calls
 from alpa_hpc.layers.forward import ForwardLayer
+from alpa_hpc.layers.underivable import check_differentiable
 
 _MOVES = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "convert_element_type", "copy", "neg", "stop_gradient"}
@@ -127,7 +128,13 @@ def _trace_vjp(layer: ForwardLayer) -> _Joint:
         return [*outputs, *gradients[num_params:], *gradients[:num_params]]
 
     cotangent_avals = [_struct(layer.closed.out_avals[position]) for position in seeded]
-    traced = jax.make_jaxpr(vjp)([_struct(aval) for aval in avals], cotangent_avals)
+    try:
+        traced = jax.make_jaxpr(vjp)([_struct(aval) for aval in avals], cotangent_avals)
+    except Exception:
+        inputs, outputs = layer.closed.jaxpr.invars, layer.closed.jaxpr.outvars
+        differentiated = [inputs[position] for position in (*range(num_params), *wanted)]
+        check_differentiable(layer.closed, differentiated, variables(outputs[position] for position in seeded))
+        raise
     return _Joint(inline_derivative_calls(traced), num_params, len(avals) - num_params, len(layer.outputs))
 
 

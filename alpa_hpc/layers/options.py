@@ -7,7 +7,11 @@ from alpa_hpc.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
-    """`num_layers` (the paper's L) clusters; none may hold more than 1 + `imbalance` (its delta) times the mean FLOP of a layer."""
+    """`num_layers` (the paper's L) clusters; none may hold more than 1 + `imbalance` (its delta) times the mean FLOP of a layer.
+
+    Stages are runs of layers, so the search has some num_layers^2 / 2 of them a mesh. A few layers a block of the model are plenty: finer
+    ones cut where several values are alive, and their stages may have to be solved whole (planning.json counts them), each taking long.
+    """
 
     num_layers: int
     imbalance: float

@@ -1,11 +1,13 @@
-"""ParallelPlan <-> JSON text: versioned, readable, diffable; data, never pickle."""
+"""ParallelPlan <-> JSON text: versioned, readable, diffable; data, never pickle. And its hash: what the plan means, in 64 digits."""
 
+import hashlib
 import json
+from dataclasses import asdict
 from typing import Any
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.errors import PlanError
-from alpa_hpc.plan.plan import PLAN_VERSION, RULES_VERSION, ParallelPlan, Prediction, StagePlan, check_plan
+from alpa_hpc.plan.plan import PLAN_VERSION, RULES_VERSION, MadeFor, ParallelPlan, Prediction, StagePlan, check_plan
 
 KIND = "alpa_hpc plan"
 
@@ -14,6 +16,27 @@ def plan_to_json(plan: ParallelPlan) -> str:
     """The plan as indented JSON with a fixed order of keys."""
     document = {
         "kind": KIND,
+        **meaning_to_json(plan),
+        "prediction": {
+            "iteration_seconds": plan.prediction.iteration_seconds,
+            "stage_bytes": list(plan.prediction.stage_bytes),
+        },
+        "made_for": asdict(plan.made_for),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def plan_hash(plan: ParallelPlan) -> str:
+    """Equal for plans that mean the same, whatever they predict, were made by, or how their strategies are numbered (64 hex digits)."""
+    table = [sorted(row.items()) for row in plan.strategy_table]
+    stages = [{**stage_to_json(stage), "strategies": [table[row] for row in stage.strategies]} for stage in plan.stages]
+    meaning = {**meaning_to_json(plan), "stages": stages, "strategies": []}
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+
+def meaning_to_json(plan: ParallelPlan) -> dict[str, Any]:
+    """What ranks act by, as plain data."""
+    return {
         "version": PLAN_VERSION,
         "rules_version": RULES_VERSION,
         "model_key": plan.model_key,
@@ -23,12 +46,7 @@ def plan_to_json(plan: ParallelPlan) -> str:
         "schedule": plan.schedule,
         "stages": [stage_to_json(stage) for stage in plan.stages],
         "strategies": [dict(row) for row in plan.strategy_table],
-        "prediction": {
-            "iteration_seconds": plan.prediction.iteration_seconds,
-            "stage_bytes": list(plan.prediction.stage_bytes),
-        },
     }
-    return json.dumps(document, indent=1) + "\n"
 
 
 def stage_to_json(stage: StagePlan) -> dict[str, Any]:
@@ -57,7 +75,10 @@ def plan_from_json(text: str, origin: str) -> ParallelPlan:
         raise PlanError(f"{origin} is no plan of alpa_hpc (no field kind = {KIND!r}). Point to a plan.json of a run folder.")
     found = (document.get("version"), document.get("rules_version"))
     if found != (PLAN_VERSION, RULES_VERSION):
-        raise PlanError(f"{origin} has plan and rules version {found}, this program reads {(PLAN_VERSION, RULES_VERSION)}: plan again.")
+        raise PlanError(
+            f"{origin} has plan and rules version {found}, this program reads {(PLAN_VERSION, RULES_VERSION)}: it was written by another "
+            "version of alpa_hpc. Plan again, or use the version that wrote it."
+        )
     try:
         plan = _plan(document)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -76,6 +97,7 @@ def _plan(document: dict[str, Any]) -> ParallelPlan:
         tuple(stage_from_json(stage) for stage in document["stages"]),
         tuple({str(name): str(label) for name, label in row.items()} for row in document["strategies"]),
         Prediction(float(prediction["iteration_seconds"]), tuple(int(b) for b in prediction["stage_bytes"])),
+        MadeFor(**{str(part): str(text) for part, text in document["made_for"].items()}),
     )
 
 

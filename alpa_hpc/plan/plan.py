@@ -2,7 +2,7 @@
 
 A plan names stages, meshes and, for every layer, the strategy of each node of its sharding problem. Ranks trace the model again, build
 the same problems and look the strategies up by name, so a plan made for another model or another version of the rules is refused, not
-misread.
+misread. What it was made for stands beside the plan in words, so that the refusal can say what differs.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.errors import PlanError
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 RULES_VERSION = 1  # raise when the sharding rules or the names of nodes change
 
 Strategies = Mapping[str, str]  # node name -> label of its strategy
@@ -39,6 +39,19 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeFor:
+    """What a plan was made for, each part as a text for people that ends in a key of its content; see `plan.fit.made_for`."""
+
+    state: str
+    batch: str
+    microbatches: str
+    layers: str
+    update: str
+    cluster: str
+    software: str
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelPlan:
     """A checked plan for one traced step on one cluster. `model_key` is the content of the layered step it was made for."""
 
@@ -50,6 +63,7 @@ class ParallelPlan:
     stages: tuple[StagePlan, ...]
     strategy_table: tuple[Strategies, ...]
     prediction: Prediction = field(compare=False)
+    made_for: MadeFor = field(compare=False)
 
     @property
     def mesh_devices(self) -> tuple[tuple[int, ...], ...]:
@@ -62,6 +76,7 @@ def check_plan(plan: ParallelPlan) -> ParallelPlan:
     check_layers(plan)
     check_devices(plan)
     check_strategies(plan)
+    check_prediction(plan)
     return plan
 
 
@@ -82,7 +97,8 @@ def check_devices(plan: ParallelPlan) -> None:
     if used != list(range(plan.num_devices)):
         raise PlanError(f"the stages use devices {used}, expected each of 0..{plan.num_devices - 1} once: plan again")
     for index, stage in enumerate(plan.stages):
-        if not len(stage.devices) == stage.shape.num_devices == stage.submesh.num_devices:
+        sides = (*stage.shape.sizes, stage.submesh.num_nodes, stage.submesh.devices_per_node)
+        if min(sides) < 1 or not len(stage.devices) == stage.shape.num_devices == stage.submesh.num_devices:
             raise PlanError(
                 f"stage {index} has {len(stage.devices)} devices, its shape {stage.shape.sizes} and submesh {stage.submesh} disagree: "
                 "plan again"
@@ -97,3 +113,10 @@ def check_strategies(plan: ParallelPlan) -> None:
             raise PlanError(
                 f"stage {index} has {rows} strategy rows {stage.strategies}, expected one of the table for each of its layers: plan again"
             )
+
+
+def check_prediction(plan: ParallelPlan) -> None:
+    """The prediction has the bytes of each stage."""
+    found = len(plan.prediction.stage_bytes)
+    if found != len(plan.stages):
+        raise PlanError(f"the prediction has the bytes of {found} stages, the plan has {len(plan.stages)}: plan again")

@@ -6,9 +6,11 @@ from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.cluster.mesh import logical_mesh
 from alpa_hpc.errors import PlanError
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.plan.fit import check_made_for, made_for
 from alpa_hpc.plan.plan import ParallelPlan, Prediction, StagePlan, Strategies, check_plan
-from alpa_hpc.planner.search import SimulatedPlan
+from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
 from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.runtime.schedule import AbstractSchedule
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, SpecSpace
@@ -33,7 +35,15 @@ def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, sc
     prediction = Prediction(chosen.timeline.seconds, chosen.stage_bytes)
     return check_plan(
         ParallelPlan(
-            step.key, len(step.layers), cluster.num_devices, step.num_microbatches, schedule.value, tuple(stages), tuple(table), prediction
+            model_key=step.key,
+            num_layers=len(step.layers),
+            num_devices=cluster.num_devices,
+            num_microbatches=step.num_microbatches,
+            schedule=schedule.value,
+            stages=tuple(stages),
+            strategy_table=tuple(table),
+            prediction=prediction,
+            made_for=made_for(step, cluster),
         )
     )
 
@@ -45,21 +55,36 @@ def strategies_of(layer: ChosenLayer) -> Strategies:
     return {SPACE: problem.space.value} | {name: labels[choice] for name, labels, choice in rows if len(labels) > 1}
 
 
+def check_plan_fits(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec, schedule: ScheduleKind) -> ParallelPlan:
+    """Refuse a plan before anything is started for it: everything that ranks would refuse, and another schedule than is asked for.
+
+    Raises:
+        PlanError: what was found, and what was expected. Returns the plan.
+    """
+    if schedule_of(plan) is not SCHEDULES[schedule]:
+        raise PlanError(
+            f"the plan was made for the schedule {plan.schedule}, this run asks for {schedule.value}: plan again, or ask for that schedule."
+        )
+    stages_of_plan(plan, step, cluster)
+    return plan
+
+
+def schedule_of(plan: ParallelPlan) -> AbstractSchedule:
+    """The schedule that a plan names. Raises PlanError where there is none of that name."""
+    try:
+        return SCHEDULES[ScheduleKind(plan.schedule)]
+    except ValueError as error:
+        known = ", ".join(kind.value for kind in SCHEDULES)
+        raise PlanError(f"the plan names the schedule {plan.schedule!r}, expected one of {known}: it was edited. Plan again.") from error
+
+
 def stages_of_plan(plan: ParallelPlan, step: LayeredStep, cluster: ClusterSpec) -> tuple[Stage, ...]:
     """The stages of a plan, strategies looked up by name.
 
     Raises:
-        PlanError: the plan was made for another model, batch, cluster or version of the rules.
+        PlanError: the plan was made for another model, batch, cluster or version of the rules, or it was edited.
     """
-    if plan.model_key != step.key:
-        raise PlanError(
-            f"the plan was made for another training step (content {plan.model_key[:12]}, this one is {step.key[:12]}): "
-            "model, batch, microbatches, optimiser or layers differ. Plan again with this configuration."
-        )
-    if plan.num_microbatches != step.num_microbatches:
-        raise PlanError(f"the plan is for {plan.num_microbatches} microbatches, this step has {step.num_microbatches}: plan again.")
-    if plan.num_devices != cluster.num_devices:
-        raise PlanError(f"the plan uses {plan.num_devices} devices, cluster {cluster.name} has {cluster.num_devices}: plan again.")
+    check_made_for(plan, step, cluster)
     return tuple(stage_of_plan(stage, plan.strategy_table, step, cluster) for stage in plan.stages)
 
 
@@ -83,12 +108,19 @@ def space_of(strategies: Strategies) -> SpecSpace:
 
 def chosen_by_name(problem: LayerProblem, strategies: Strategies) -> ChosenLayer:
     """Look up a layer's strategies. Raises PlanError where a name or label is unknown."""
+    unknown = strategies.keys() - {SPACE, *problem.problem.names}
+    if unknown:
+        raise PlanError(
+            f"the plan gives a strategy to {', '.join(sorted(unknown)[:6])}, which the layer does not have: "
+            "it was made by another version of the sharding rules, or edited. Plan again."
+        )
     choices: list[int] = []
     for name, labels in zip(problem.problem.names, problem.labels, strict=True):
         label = strategies.get(name, labels[0] if len(labels) == 1 else "")
         if label not in labels:
+            known = ", ".join(labels[:6]) + (", ..." if len(labels) > 6 else "")
             raise PlanError(
-                f"the plan gives node {name} the strategy {label!r}, expected one of {', '.join(labels[:6])}...: "
+                f"the plan gives node {name} the strategy {label!r}, expected one of {known}: "
                 "it was made by another version of the sharding rules, or edited. Plan again."
             )
         choices.append(labels.index(label))

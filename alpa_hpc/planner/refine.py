@@ -6,19 +6,22 @@ them), so what the DP proposes last is the best there is.
 Looks hold for every cell whose layers and strategies are the same, so equal stages are looked at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import median
+from typing import assert_never
 
-from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
+from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
+from alpa_hpc.errors import InfeasibleError
+from alpa_hpc.planner.evidence import NO_EVIDENCE, Evidence, Look, NotMeasured, Signature, measured_seconds, pace_of
 from alpa_hpc.planner.requests import ProfileRequest
-from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions, chosen_stage
+from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions, chosen_stage, find_candidates
+from alpa_hpc.profiling.outcome import Failed, MeasuredTasks, MeasuredWork, Outcome, Unmeasured
 from alpa_hpc.runtime.stage import Stage
-from alpa_hpc.sharding.breakdown import StageSeconds, TaskSeconds
-from alpa_hpc.sharding.stage import LayerWiring, wire
+from alpa_hpc.sharding.breakdown import StageSeconds
+from alpa_hpc.sharding.stage import wire
 from alpa_hpc.sharding.workspace import chosen_workspace
-from alpa_hpc.stages.cost_table import CostTable, StageOption
+from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
 from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
@@ -26,76 +29,8 @@ from alpa_hpc.stages.pricing import StagePricer
 MOST_LOOKS = 60  # proposals that are looked at before the last one is taken as it is
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What an option is, wherever its layers stand in the model."""
-
-    wiring: tuple[LayerWiring, ...]
-    submesh: Submesh
-    shape: MeshShape
-    remat: bool
-    variant: int
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeSeconds:
-    """Measured seconds of a lone device's own work: forward and backward of one microbatch, and one update."""
-
-    forward: float
-    backward: float
-    update: float
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """An option looked at closely: modelled seconds of its tasks, and the bytes a device of its temporary arrays."""
-
-    seconds: StageSeconds
-    workspace_bytes: float
-
-
-Profiler = Callable[[Sequence[ProfileRequest]], Mapping[str, ComputeSeconds]]
+Profiler = Callable[[Sequence[ProfileRequest]], Mapping[str, Outcome]]  # one outcome for each key
 Describe = Callable[[StageChoice, Stage], ProfileRequest]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
-    """What is known beyond the analytic table: looks at options, and measured seconds of some of them (communication as modelled).
-
-    `compute_ratio` is how much longer a device's own work takes than modelled, by the measurements; 1 where there are none.
-    """
-
-    looks: Mapping[Signature, Look]
-    measured: Mapping[Signature, StageSeconds]
-    compute_ratio: float
-
-    def correct(self, one: Signature, option: StageOption) -> StageOption:
-        """An option as it stands by this evidence; one not looked at yet has the least seconds that it may turn out to take."""
-        look = self.looks.get(one)
-        if look is None:
-            return replace(option, seconds=option.seconds * min(self.compute_ratio, 1.0))
-        looked = replace(option, workspace_bytes=look.workspace_bytes)
-        if not self.measured:
-            return looked
-        seconds = self.seconds(one, look.seconds)
-        return replace(looked, seconds=seconds.microbatch, seconds_once=seconds.update.total, measured=one in self.measured)
-
-    def seconds(self, one: Signature, modelled: StageSeconds) -> StageSeconds:
-        """Measured seconds, else modelled ones whose work (not communication) is scaled by the ratio seen in the measured ones."""
-        found = self.measured.get(one)
-        return with_compute(modelled, scaled_compute(modelled, self.compute_ratio)) if found is None else found
-
-
-NO_EVIDENCE = Evidence({}, {}, 1.0)
-
-
-def compute_ratio(looks: Mapping[Signature, Look], measured: Mapping[Signature, StageSeconds], num_microbatches: int) -> float:
-    """The median ratio of measured to modelled work of a device in an iteration."""
-
-    def work(seconds: StageSeconds) -> float:
-        return num_microbatches * (seconds.forward.compute + seconds.backward.compute) + seconds.update.compute
-
-    return median(work(seconds) / work(looks[one].seconds) for one, seconds in measured.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,9 +84,22 @@ def settle(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: 
 
 
 def propose(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions, evidence: Evidence) -> Refinement:
-    """The table with every option as it stands by the evidence, and its best partitions."""
+    """The table with every option as it stands by the evidence, and its best partitions.
+
+    Raises InfeasibleError where there is none; it says what failed, where that may be why.
+    """
     current = corrected(pricer, table, evidence)
-    return Refinement(current, best_partitions(current, cluster, pricer.step, search), evidence, 0)
+    try:
+        return Refinement(current, best_partitions(current, cluster, pricer.step, search), evidence, 0)
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{error}{_what_failed(evidence)}") from error
+
+
+def _what_failed(evidence: Evidence) -> str:
+    """The reasons of all failures, one a line; empty where nothing failed."""
+    blanks = [evidence.not_measured[one] for one in evidence.failed]
+    failures = {f"  {blank.request.label}: {blank.outcome.reason}" for blank in blanks}
+    return "\n".join(("\nLeft out, since they failed when they were to be measured:", *sorted(failures))) if failures else ""
 
 
 def _choices_missing(
@@ -179,12 +127,33 @@ def looked_at(pricer: StagePricer, choices: Mapping[Signature, StageChoice], evi
 
 
 def corrected(pricer: StagePricer, table: CostTable, evidence: Evidence) -> CostTable:
-    """The table with every option as it stands by the evidence."""
-    options = {
-        (start, stop, submesh): tuple(evidence.correct(option_signature(pricer, start, stop, submesh, one), one) for one in cell)
-        for (start, stop, submesh), cell in table.options.items()
+    """The table with every option as it stands by the evidence; those that failed are gone."""
+    failed = evidence.failed
+
+    def stand(cell: Cell, options: Sequence[StageOption]) -> tuple[StageOption, ...]:
+        named = ((option_signature(pricer, *cell, one), one) for one in options)
+        return tuple(evidence.correct(name, one) for name, one in named if name not in failed)
+
+    return table.updated({cell: stand(cell, options) for cell, options in table.options.items()})
+
+
+def reopened(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions, failed: Set[Signature]) -> CostTable:
+    """The analytic table with further options in cells that lost some: those that were left out as never better than the failed ones."""
+    poorer = {
+        cell: options for cell, options in table.options.items() if any(option_signature(pricer, *cell, one) in failed for one in options)
     }
-    return table.updated(options)
+    found: dict[Cell, list[StageOption]] = {cell: [] for cell in poorer}
+    for candidate in find_candidates(pricer.step, cluster, search):
+        cell = (candidate.start, candidate.stop, candidate.submesh)
+        if cell in found:
+            found[cell] += [one for one in pricer.options(candidate) if option_signature(pricer, *cell, one) not in failed]
+    return table.updated({cell: (*options, *_others(options, found[cell])) for cell, options in poorer.items()})
+
+
+def _others(options: Sequence[StageOption], found: Sequence[StageOption]) -> tuple[StageOption, ...]:
+    """Those of `found` that can be best and are not among `options`, whatever these are corrected to."""
+    known = {(one.shape, one.remat, one.variant) for one in options}
+    return tuple(one for one in pareto(found) if (one.shape, one.remat, one.variant) not in known)
 
 
 def with_measurements(
@@ -200,15 +169,18 @@ def with_measurements(
 ) -> Refinement:
     """Measure what the DP proposes until its best partition is measured throughout, or `max_rounds` are over.
 
-    A round times at most `tasks_per_round` stages, those of the best partition first.
+    A round times at most `tasks_per_round` stages, those of the best partition first. A stage that cannot run is out from then on; one
+    that nobody could measure keeps its modelled seconds, and is not asked for again. Raises InfeasibleError where too much has failed.
     """
     current = settle(pricer, table, cluster, search, NO_EVIDENCE)
     for round_number in range(max_rounds):
-        known = current.evidence.measured
-        if not _choices_missing(pricer, current.partitions[:1], known):
+        asked = {**current.evidence.measured, **current.evidence.not_measured}
+        if not _choices_missing(pricer, current.partitions[:1], asked):
             return replace(current, num_rounds=round_number)
-        wanted = dict(islice(_choices_missing(pricer, current.partitions, known).items(), tasks_per_round))
+        wanted = dict(islice(_choices_missing(pricer, current.partitions, asked).items(), tasks_per_round))
         evidence = measure(pricer, wanted, looked_at(pricer, wanted, current.evidence), profiler, describe)
+        if evidence.failed != current.evidence.failed:
+            table = reopened(pricer, table, cluster, search, evidence.failed)
         current = settle(pricer, table, cluster, search, evidence)
     return replace(current, num_rounds=max_rounds)
 
@@ -216,23 +188,18 @@ def with_measurements(
 def measure(
     pricer: StagePricer, wanted: Mapping[Signature, StageChoice], evidence: Evidence, profiler: Profiler, describe: Describe
 ) -> Evidence:
-    """The evidence with measured seconds of options that were looked at."""
+    """The evidence with measured seconds of options that were looked at, or with why there are none."""
     requests = {one: describe(choice, chosen_stage(pricer, choice)) for one, choice in wanted.items()}
-    answers = profiler(list(requests.values()))
-    found = {one: with_compute(evidence.looks[one].seconds, answers[request.key]) for one, request in requests.items()}
-    measured = {**evidence.measured, **found}
-    return Evidence(evidence.looks, measured, compute_ratio(evidence.looks, measured, pricer.step.num_microbatches))
-
-
-def with_compute(modelled: StageSeconds, compute: ComputeSeconds) -> StageSeconds:
-    """Modelled seconds with the device's own work replaced by `compute`."""
-    return StageSeconds(
-        TaskSeconds(compute.forward, modelled.forward.communication),
-        TaskSeconds(compute.backward, modelled.backward.communication),
-        TaskSeconds(compute.update, modelled.update.communication),
-    )
-
-
-def scaled_compute(modelled: StageSeconds, ratio: float) -> ComputeSeconds:
-    """The device's own work at another pace."""
-    return ComputeSeconds(modelled.forward.compute * ratio, modelled.backward.compute * ratio, modelled.update.compute * ratio)
+    known: dict[str, Outcome] = {found.request.key: found.outcome for found in evidence.not_measured.values()}
+    distinct = {request.key: request for request in requests.values() if request.key not in known}
+    outcomes = known | dict(profiler(list(distinct.values())) if distinct else {})
+    measured, not_measured = dict(evidence.measured), dict(evidence.not_measured)
+    for one, request in requests.items():
+        match outcomes[request.key]:
+            case MeasuredWork() | MeasuredTasks() as seconds:
+                measured[one] = measured_seconds(evidence.looks[one].seconds, seconds)
+            case Failed() | Unmeasured() as outcome:
+                not_measured[one] = NotMeasured(request, outcome)
+            case other:
+                assert_never(other)
+    return Evidence(evidence.looks, measured, not_measured, pace_of(evidence.looks, measured, pricer.step.num_microbatches))

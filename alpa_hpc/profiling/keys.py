@@ -6,9 +6,11 @@ No id(), source location, hash seed or cost-model number may enter a key, or a s
 import hashlib
 from importlib.metadata import version
 
-from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
 
 KEY_VERSION = 1  # raise when what is measured under the same parts changes
+
+NO_LINKS = ""  # of what a lone device is timed with: it talks to nobody
 
 Part = str | int | float | bytes
 
@@ -23,9 +25,17 @@ def content_key(*parts: Part) -> str:
     return digest.hexdigest()
 
 
-def measure_key(stage_content: str, specs: str, mesh: MeshShape, device_kind: str, versions: str, xla_flags: str) -> str:
-    """The key of one measured stage: its canonical content, how it is split, on what mesh and devices, and by which software."""
-    return content_key("measure", KEY_VERSION, stage_content, specs, mesh.rows, mesh.cols, device_kind, versions, xla_flags)
+def measure_key(
+    stage_content: str, specs: str, mesh: MeshShape, device_kind: str, versions: str, xla_flags: str, links: str = NO_LINKS
+) -> str:
+    """The key of one measured stage: its content, how it is split, on what mesh, devices and links, and by which software."""
+    over = () if links == NO_LINKS else (links,)
+    return content_key("measure", KEY_VERSION, stage_content, specs, mesh.rows, mesh.cols, device_kind, versions, xla_flags, *over)
+
+
+def link_class(cluster_name: str, submesh: Submesh) -> str:
+    """The network paths of a mesh, by name: on one cluster, equal rectangles of devices have equal ones."""
+    return f"{cluster_name}: {submesh.num_nodes} nodes with {submesh.devices_per_node} devices"
 
 
 def software_versions() -> str:

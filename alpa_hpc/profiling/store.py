@@ -25,11 +25,13 @@ from alpa_hpc.errors import StoreError
 from alpa_hpc.profiling.lock import holding_lock, owner_is_gone
 
 FORMAT = "alpa_hpc cost store"
-VERSION = 1
+VERSION = 2  # 2: rows say on which nodes and how many devices they were measured
+READABLE_VERSIONS = (1, 2)
 _SUFFIX = ".h5"
 _TEMPORARY = ".writing-"
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _REPEATED = ("seconds_forward", "seconds_backward", "seconds_update")
+MOST_SHARDS = 64  # more of them are worth a compaction: each is a file to open for every reader
 _LISTINGS = 10  # readers list the folder anew when a compaction takes a shard away under them
 
 
@@ -37,7 +39,8 @@ _LISTINGS = 10  # readers list the folder anew when a compaction takes a shard a
 class ProfileRow:
     """One measured stage. `key` is its content (`profiling.keys`), `stage` is for people, such as "layers 2-4 on (1, 4) of 1x4".
 
-    The three tuples hold one number of seconds a repeat: forward and backward of one microbatch, and one update.
+    The three tuples hold one number of seconds a repeat: forward and backward of one microbatch, and one update. `host` and `pid` are
+    those of the process that wrote the row; `num_devices` took part, on `nodes` (joined by commas; empty in rows of version 1).
     """
 
     key: str
@@ -51,6 +54,8 @@ class ProfileRow:
     time_unix: float
     device_kind: str
     versions: str
+    nodes: str = ""
+    num_devices: int = 1
 
     def __post_init__(self) -> None:
         for name in _REPEATED:
@@ -123,6 +128,11 @@ def compact(folder: Path) -> int:
         return len(whole) if len(whole) > 1 else 0
 
 
+def compact_when_many(folder: Path, most_shards: int = MOST_SHARDS) -> int:
+    """Compact a store of more than `most_shards` shards; how many were merged, 0 where there is nothing to gain."""
+    return compact(folder) if len(_shard_paths(folder)) > most_shards else 0
+
+
 def median_seconds(repeats: Sequence[float]) -> float:
     """The median, which one disturbed repeat does not move."""
     return statistics.median(repeats)
@@ -151,19 +161,22 @@ def _age_order(row: ProfileRow) -> tuple[object, ...]:
 
 def _read_shards(folder: Path) -> dict[Path, tuple[ProfileRow, ...] | TornShard]:
     for _ in range(_LISTINGS):
-        paths = sorted(path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
         try:
-            return {path: _read_file(path) for path in paths}
+            return {path: _read_file(path) for path in _shard_paths(folder)}
         except FileNotFoundError:
             continue  # compacted away since the listing; its rows are in another shard now
     raise StoreError(f"the cost store {folder} changed under {_LISTINGS} attempts to read it: is a compaction running in a loop?")
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
 
 
 def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
     with h5py.File(path, "w", locking="best-effort") as file:
         file.attrs["format"] = FORMAT
         file.attrs["version"] = VERSION
-        file.attrs["sha256"] = _digest(rows)
+        file.attrs["sha256"] = _digest(asdict(row) for row in rows)
         file.attrs["unit"] = "all seconds_* and compile_seconds are in seconds, one value a repeat; time_unix in seconds since 1970"
         for row in rows:
             group = file.create_group(row.key)
@@ -185,13 +198,14 @@ def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
-            rows = tuple(_read_row(str(key), group) for key, group in file.items())
+            found = [_read_fields(str(key), group) for key, group in file.items()]
             digest = str(file.attrs["sha256"])
+            rows = tuple(ProfileRow(**fields) for fields in found)
     except FileNotFoundError:
         raise
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return TornShard(path, f"cannot be read to its end: {error}")
-    return rows if digest == _digest(rows) else TornShard(path, "its content does not match its checksum")
+    return rows if digest == _digest(found) else TornShard(path, "its content does not match its checksum")
 
 
 def _check_ours(path: Path, file: h5py.File) -> None:
@@ -200,20 +214,21 @@ def _check_ours(path: Path, file: h5py.File) -> None:
         raise StoreError(
             f"{path} is an HDF5 file of somebody else (format {found[0]!r}, expected {FORMAT!r}): move it out of the cost store"
         )
-    if found[1] != VERSION:
+    if found[1] not in READABLE_VERSIONS:
         raise StoreError(
-            f"{path} is of version {found[1]} of the cost store, expected {VERSION}: use another folder, or delete the old one"
+            f"{path} is of version {found[1]} of the cost store, expected at most {VERSION}: a newer alpa_hpc wrote it. "
+            "Use another folder (profiling.store)"
         )
 
 
-def _read_row(key: str, group: Any) -> ProfileRow:
+def _read_fields(key: str, group: Any) -> dict[str, Any]:
+    """A row's fields as the file has them: one of version 1 lacks the newest."""
     fields: dict[str, Any] = {name: value.item() if isinstance(value, np.generic) else value for name, value in group.attrs.items()}
-    fields |= {name: tuple(float(second) for second in group[name][()]) for name in _REPEATED}
-    return ProfileRow(key=key, **fields)
+    return {"key": key} | fields | {name: tuple(float(second) for second in group[name][()]) for name in _REPEATED}
 
 
-def _digest(rows: Iterable[ProfileRow]) -> str:
-    fields = sorted((asdict(row) for row in rows), key=lambda row: row["key"])
+def _digest(rows: Iterable[Mapping[str, Any]]) -> str:
+    fields = sorted(rows, key=lambda row: row["key"])
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.search import SecondsOf, SimulatedPlan
+from alpa_hpc.profiling.outcome import Failed, Unmeasured
 from alpa_hpc.runtime.instructions import Run
 from alpa_hpc.sharding.replicated import replicated_share, replicated_work
 from alpa_hpc.stages.candidate import StageCandidate
@@ -46,6 +47,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "memory_bytes": cluster.device.memory,
         "bubble_fractions": list(chosen.timeline.bubble_fractions),
         "replicated": replicated_report(chosen),
+        "not_measured": not_measured_rows(record.refinement),
         "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
 
@@ -64,6 +66,20 @@ def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:
         "profile_tasks_reused": record.num_reused,
         "profile_rounds": record.refinement.num_rounds,
     }
+
+
+def not_measured_rows(refinement: Refinement) -> list[dict[str, str]]:
+    """What was to be measured and was not, each request once: "failed" is in no plan, "unmeasured" keeps its modelled cost."""
+    found = {(one.request.label, _outcome_word(one.outcome), one.outcome.reason) for one in refinement.evidence.not_measured.values()}
+    return [{"label": label, "outcome": outcome, "reason": reason} for label, outcome, reason in sorted(found)]
+
+
+def _outcome_word(outcome: Failed | Unmeasured) -> str:
+    match outcome:
+        case Failed():
+            return "failed"
+        case Unmeasured():
+            return "unmeasured"
 
 
 def plan_row(plan: SimulatedPlan) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """planning.json + training.json -> result.json and a few lines for people."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alpa_hpc.launch.files import read_json, write_json
@@ -37,6 +38,8 @@ def print_result(result: dict[str, Any]) -> None:
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
+    if planning["not_measured"]:
+        lines.append(not_measured_line(planning["not_measured"]))
     replicated = planning["replicated"]
     if replicated["operators"]:
         names = ", ".join(sorted(replicated["operators"]))
@@ -53,6 +56,16 @@ def _plan_line(row: dict[str, Any]) -> str:
         for one in row["stages"]
     )
     return f"{'->' if row['chosen'] else '  '} {row['simulated_seconds'] * 1e3:10.2f} ms  {stages}"
+
+
+def not_measured_line(blanks: Sequence[Mapping[str, str]]) -> str:
+    """How many requests gave no seconds (rows of `report.planning.not_measured_rows`), and why the first did not."""
+    failed = sum(one["outcome"] == "failed" for one in blanks)
+    kept = len(blanks) - failed
+    parts = [f"{failed} failed and {'is' if failed == 1 else 'are'} in no plan"] if failed else []
+    parts += [f"{kept} {'keeps its' if kept == 1 else 'keep their'} analytic cost"] if kept else []
+    reason = blanks[0]["reason"].partition("\n")[0]
+    return f"not measured: {', '.join(parts)}; first: {blanks[0]['label']}: {reason} (all in planning.json)"
 
 
 def _training_lines(training: dict[str, float]) -> list[str]:

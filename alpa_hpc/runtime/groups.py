@@ -23,21 +23,7 @@ from mpi4py import MPI
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.runtime.arrays import AXIS_NAMES
-
-
-@dataclass(frozen=True, slots=True)
-class CpuDevice:
-    """The rank drives one host CPU device."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuDevice:
-    """The rank drives one of the `num_visible` GPUs that its process sees: its rank among the node's ranks picks which."""
-
-    num_visible: int
-
-
-LocalDevice = CpuDevice | GpuDevice
+from alpa_hpc.runtime.devices import CpuDevice, GpuDevice, LocalDevice, check_platform, gpu_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,8 @@ def join_mesh(ranks: tuple[tuple[int, ...], ...], shapes: tuple[MeshShape, ...],
     """Join this rank's mesh. `ranks[m]` are the world ranks of mesh m's devices in row-major order, `shapes[m]` its logical shape.
 
     Collective over all ranks, to be called before anything touches a jax device. From here on an uncaught exception on any rank ends the
-    job. Raises LaunchError where the world has another size than the plan.
+    job. Raises LaunchError where the world has another size than the plan, where ranks are placed otherwise than their GPUs need, or where
+    jax opens another kind of device than `device`.
     """
     world = MPI.COMM_WORLD
     abort_on_error(f"rank {world.rank}")
@@ -69,11 +56,12 @@ def join_mesh(ranks: tuple[tuple[int, ...], ...], shapes: tuple[MeshShape, ...],
     abort_on_error(f"mesh {mesh_index}, rank {world.rank}")
     local_device = ranks[mesh_index].index(world.rank)
     group = world.Split(mesh_index, local_device)
-    device_number = choose_device(device, world.Split_type(MPI.COMM_TYPE_SHARED).rank)
+    device_number = choose_device(device, world.rank, nodes_of_ranks(world))
     if group.size > 1:
         _initialize_jax(group, device_number)
     shape = shapes[mesh_index]
     devices = sorted(jax.devices(), key=lambda device: device.process_index)
+    check_platform(device, devices[0].platform)
     assert len(devices) == shape.num_devices, (
         f"mesh {mesh_index} has {len(devices)} jax devices for shape {shape}; one a process was asked for"
     )
@@ -112,14 +100,22 @@ def abort_on_error(where: str) -> None:
     threading.excepthook = lambda failure: abort(failure.exc_type, failure.exc_value, failure.exc_traceback)
 
 
-def choose_device(device: LocalDevice, node_rank: int) -> int:
-    """Let jax see this rank's one device and return its number. `node_rank` is the rank's number among those of its node."""
+def nodes_of_ranks(world: MPI.Comm) -> tuple[int, ...]:
+    """The node of each world rank, named by its first rank. MPI's nodes are those of mpirun, virtual ones on one host included."""
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    nodes = tuple(world.allgather(node.bcast(world.rank)))
+    node.Free()
+    return nodes
+
+
+def choose_device(device: LocalDevice, rank: int, nodes: tuple[int, ...]) -> int:
+    """Let jax see this rank's one device and return its number. `nodes[r]` is the node of world rank r. LaunchError as `gpu_number`."""
     match device:
         case CpuDevice():
             jax.config.update("jax_num_cpu_devices", 1)
             return 0
-        case GpuDevice(num_visible=num_visible):
-            number = node_rank % num_visible
+        case GpuDevice():
+            number = gpu_number(device, rank, nodes)
             jax.config.update("jax_cuda_visible_devices", str(number))
             return number
         case _:

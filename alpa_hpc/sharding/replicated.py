@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jax.extend.core import JaxprEqn
+
 from alpa_hpc.ir.flops import equation_bytes, equation_flops
+from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.sharding.build import LayerProblem, Program
 
 
@@ -26,12 +29,12 @@ class ReplicatedShare:
 
 
 def replicated_work(layers: Sequence[LayerProblem]) -> tuple[ReplicatedWork, ...]:
-    """The repeated operators of `layers` by primitive, the most bytes first."""
+    """The repeated operators of `layers` by primitive, the most bytes first; those on single numbers are left out."""
     found: dict[str, ReplicatedWork] = {}
     for problem in layers:
         for program in _programs(problem):
             for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
-                if record.replicated:
+                if record.replicated and _is_divisible(eqn):
                     name = eqn.primitive.name
                     old = found.get(name, ReplicatedWork(name, 0.0, 0.0, 0))
                     flop, num_bytes = old.flop + equation_flops(eqn), old.num_bytes + equation_bytes(eqn)
@@ -45,6 +48,11 @@ def replicated_share(layers: Sequence[LayerProblem]) -> ReplicatedShare:
     equations = [eqn for problem in layers for program in _programs(problem) for eqn in program.jaxpr.jaxpr.eqns]
     flop, num_bytes = sum(map(equation_flops, equations)), sum(map(equation_bytes, equations))
     return ReplicatedShare(sum(work.flop for work in repeated) / max(flop, 1), sum(work.num_bytes for work in repeated) / max(num_bytes, 1))
+
+
+def _is_divisible(eqn: JaxprEqn) -> bool:
+    """Whether an operator is on more than single numbers, or is a loop of many."""
+    return equation_flops(eqn) > 1 or any(aval_of(atom).size > 1 for atom in (*eqn.invars, *eqn.outvars))
 
 
 def _programs(problem: LayerProblem) -> tuple[Program, ...]:

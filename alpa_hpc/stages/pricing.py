@@ -4,7 +4,7 @@ Which price is right only the stage DP knows, since it depends on how many micro
 StageOption a price, and those that can never win are dropped (`cost_table.pareto`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
@@ -60,14 +60,14 @@ class StagePricer:
         """Those of them that went to the general solver whole."""
         return sum(solver.num_wide for solver in self._solvers.values())
 
-    def build(self, candidates: Sequence[StageCandidate]) -> None:
+    def build(self, candidates: Iterable[StageCandidate]) -> None:
         """Build every layer problem that the candidates need; `price` then only solves."""
         for candidate in candidates:
             solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
             for index in range(candidate.start, candidate.stop):
                 solver.problem(index)
 
-    def price(self, candidates: Sequence[StageCandidate]) -> CostTable:
+    def price(self, candidates: Iterable[StageCandidate]) -> CostTable:
         """The cost table of all candidates that can be run."""
         cells: dict[Cell, list[StageOption]] = {}
         for candidate in candidates:

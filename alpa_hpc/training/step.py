@@ -4,18 +4,16 @@ state is a dict: "params", "optimiser" (optax's), "step" (int32 scalar) and, onl
 (raw uint32 key data, so that every leaf is a plain array). metrics is {"loss", "grad_norm"}, float scalars of the whole batch.
 """
 
-import traceback
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from alpa_hpc.errors import AlpaError, TraceError
+from alpa_hpc.errors import TraceError
+from alpa_hpc.ir.faults import faults_of
 from alpa_hpc.ir.grad import value_and_grad
 from alpa_hpc.training.model import Model
 
@@ -70,13 +68,13 @@ def _updated(optimiser: optax.GradientTransformation, state: State, loss: jax.Ar
 
 def _loss_reads_key(model: Model) -> bool:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    with _faults_of("init"):
+    with faults_of("the model's init"):
         params = jax.eval_shape(model.init, key)
     _check_params(params)
-    with _faults_of("batch"):
+    with faults_of("the model's batch"):
         batch = model.batch(1)
     _check_batch(batch)
-    with _faults_of("loss"):
+    with faults_of("the model's loss"):
         jaxpr = jax.make_jaxpr(model.loss)(params, batch, key).jaxpr
     return any(variable is jaxpr.invars[-1] for equation in jaxpr.eqns for variable in equation.invars)
 
@@ -95,22 +93,3 @@ def _check_batch(batch: Any) -> None:
     for leaf in jax.tree.leaves(batch):
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             raise TraceError(f"the model's batch gives {leaf!r}, expected a pytree of jax.ShapeDtypeStruct.")
-
-
-@contextmanager
-def _faults_of(method: str) -> Generator[None]:
-    """What the user's own method raises, as a TraceError that says in which line of it."""
-    try:
-        yield
-    except AlpaError:
-        raise
-    except Exception as error:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise TraceError(f"the model's {method} raises {type(error).__name__}: {first_line} ({_place(error)})") from error
-
-
-def _place(error: Exception) -> str:
-    """The innermost frame of a traceback that is not jax's own."""
-    library = str(Path(jax.__file__).parent)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(library)]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}"

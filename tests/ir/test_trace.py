@@ -57,8 +57,60 @@ BAD_GRADIENTS = {
 
 @pytest.mark.parametrize("message", BAD_GRADIENTS)
 def test_bad_gradients_are_refused(message):
-    with pytest.raises(TraceError, match=message):
+    place = r".*test_trace\.py, line \d+: " if message.startswith("is ") else ""
+    with pytest.raises(TraceError, match=message + place):
         trace(simple(lambda s, b: jax.tree.map(lambda x: x if x.ndim == 0 else x.reshape(3, 3), BAD_GRADIENTS[message](s, b))))
+
+
+def nested(params, batch):
+    value, gradient = value_and_grad(loss)(params, batch)  # one within another
+    return value + jnp.sum(gradient**2)
+
+
+NESTED = {
+    "plain": nested,
+    "unused": lambda w, b: (nested(w, b), loss(w, b))[1],
+    "jit": jax.jit(nested),
+    "remat": jax.checkpoint(nested),
+    "scan": lambda w, b: jnp.mean(scan_once(lambda v: nested(v, b), w)),
+    "cond": lambda w, b: jax.lax.cond(jnp.sum(b["x"]) > 0, nested, loss, w, b),
+    "vmap": lambda w, b: jnp.mean(jax.vmap(lambda x: nested(w, {"x": x[None]}))(b["x"])),
+    "jax.grad": lambda w, b: jnp.mean(jax.grad(nested)(w, b)),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_value_and_grad_inside_the_loss_is_refused_by_name(name):
+    with pytest.raises(TraceError, match="value_and_grad is called inside the loss of another, .* use jax.value_and_grad") as caught:
+        trace(simple(lambda s, b: value_and_grad(NESTED[name])(s["w"], b)))
+    assert "test_trace.py, line " in str(caught.value) and "# one within another)" in str(caught.value)
+
+
+def test_one_that_jit_knows_from_outside_the_loss_is_refused_inside_it():
+    gradient = jax.jit(value_and_grad(loss))
+
+    def step(state, batch):
+        value, update = gradient(state["w"], batch)
+        other, _ = value_and_grad(lambda w: gradient(w, batch)[0])(state["w"])
+        return dict(state, w=state["w"] - update), {"loss": value + other}
+
+    jax.jit(step)(STATE, BATCH)
+    with pytest.raises(TraceError, match="inside the loss of another"):
+        trace(step)
+
+
+def test_what_the_users_own_functions_raise_is_told_with_its_line():
+    with pytest.raises(TraceError, match=r"^the loss raises KeyError: 'y' \(.*test_trace\.py, line \d+: "):
+        trace(simple(lambda s, b: value_and_grad(lambda w: jnp.mean(b["y"] @ w))(s["w"])))
+    with pytest.raises(TraceError, match=r"^the train step raises KeyError: 'v' \(.*test_trace\.py, line \d+: "):
+        trace(simple(lambda s, b: value_and_grad(loss)(s["v"], b)))
+
+
+def test_a_loss_that_reads_no_parameter_is_refused():
+    with pytest.raises(TraceError, match="depends on none of the parameters"):
+        trace(simple(lambda s, b: value_and_grad(lambda w: jnp.mean(b["x"]))(s["w"])))
+    with pytest.raises(TraceError, match="depends on none of the parameters"):
+        trace(simple(lambda s, b: value_and_grad(lambda w: jnp.float32(1.0))(s["w"])))
 
 
 def test_second_value_and_grad_is_refused():
@@ -67,7 +119,9 @@ def test_second_value_and_grad_is_refused():
         second, b = value_and_grad(loss)(state["w"], batch)
         return dict(state, w=state["w"] - a - b), {"loss": first + second}
 
-    with pytest.raises(TraceError, match="found 2. Join several losses"):
+    with pytest.raises(
+        TraceError, match=r"found 2. Join several losses .*test_trace\.py, line \d+: first, a = .*test_trace\.py, line \d+: second, b = "
+    ):
         trace(step)
 
 

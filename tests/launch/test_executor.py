@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import time
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import pytest
 
 import alpa_hpc
 from alpa_hpc.errors import LaunchError
-from alpa_hpc.launch import executor
+from alpa_hpc.launch import executor, python
 from alpa_hpc.launch.executor import run_job, run_tasks
+from alpa_hpc.launch.outcome import Died, Ended, NotStarted
 from alpa_hpc.launch.paths import JobKind, RunPaths, new_run
 from alpa_hpc.launch.status import JobState, read_status
 
@@ -37,7 +37,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = checkout / "jobs"
     folder.mkdir(parents=True)
     (checkout / "alpa_hpc").symlink_to(Path(str(alpa_hpc.__file__)).parent)
-    monkeypatch.setattr(executor, "_import_folders", lambda: (str(checkout),))
+    monkeypatch.setattr(python, "import_folders", lambda: (str(checkout),))
     monkeypatch.setattr(executor, "job_script", lambda name: folder / f"{name}.py")
     return folder
 
@@ -58,7 +58,9 @@ def test_a_job_runs_from_any_folder_and_gets_the_run_folder_alone(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    status = run_job(JobKind.PLAN, run, timeout_seconds=60)
+    run_job(JobKind.PLAN, run, timeout_seconds=60)
+    status = read_status(run, JobKind.PLAN)
+    assert status is not None
     assert (status.state, status.exit_code) == (JobState.DONE, 0)
     assert run.plan.read_text() == "{}"
     assert f"arguments ['{run.root}']" in logs(run)
@@ -69,7 +71,13 @@ def test_a_job_runs_from_any_folder_and_gets_the_run_folder_alone(
 
 def test_a_failing_job_says_why(scripts: Path, run: RunPaths) -> None:
     write_script(scripts, JobKind.PLAN, "with reporting(paths, JobKind.PLAN):\n    raise PlanError('stage 1 is empty')\n")
-    with pytest.raises(LaunchError, match=r"job plan failed on .*: stage 1 is empty\n(.|\n)*Traceback"):
+    with pytest.raises(LaunchError, match=r"^job plan failed on \S+: stage 1 is empty$"):
+        run_job(JobKind.PLAN, run, timeout_seconds=60)
+
+
+def test_the_traceback_of_an_error_of_ours_comes_with_it(scripts: Path, run: RunPaths) -> None:
+    write_script(scripts, JobKind.PLAN, "with reporting(paths, JobKind.PLAN):\n    {}['absent']\n")
+    with pytest.raises(LaunchError, match=r"job plan failed on \S+: Traceback (.|\n)*plan\.py(.|\n)*KeyError: 'absent'$"):
         run_job(JobKind.PLAN, run, timeout_seconds=60)
 
 
@@ -131,26 +139,46 @@ with reporting(paths, JobKind.PROFILE, task):
 """
     write_script(scripts, JobKind.PROFILE, body)
     polls: list[int] = []
-    statuses = run_tasks(JobKind.PROFILE, run, (5, 2, 9), max_parallel=2, timeout_seconds=60, watch=lambda: polls.append(1))
-    assert [status.task for status in statuses] == [5, 2, 9]
+    outcomes = run_tasks(JobKind.PROFILE, run, (5, 2, 9), max_parallel=2, timeout_seconds=60, watch=lambda: polls.append(1))
+    assert outcomes == {5: Ended(), 2: Ended(), 9: Ended()}
     assert max(int(run.profile_answer(task).read_text()) for task in (5, 2, 9)) <= 2
     assert polls
 
 
-def test_the_first_failure_of_a_round_stops_the_others(scripts: Path, run: RunPaths) -> None:
+def test_each_task_of_a_round_has_its_own_end_and_stops_no_other(scripts: Path, run: RunPaths) -> None:
     body = """
 task = int(sys.argv[2])
+if task == 4:
+    raise SystemExit("no module")
 with reporting(paths, JobKind.PROFILE, task):
     if task == 1:
         raise PlanError("does not compile")
-    time.sleep(60)
+    if task == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
     write_script(scripts, JobKind.PROFILE, body)
-    start = time.monotonic()
-    with pytest.raises(LaunchError, match="job profile-0001 failed on .*: does not compile"):
-        run_tasks(JobKind.PROFILE, run, (0, 1, 2), max_parallel=2, timeout_seconds=600)
-    assert time.monotonic() - start < 20
-    assert not run.log_folder(JobKind.PROFILE, 2).exists(), "what waits is not started any more"
+    outcomes = run_tasks(JobKind.PROFILE, run, (1, 2, 4, 5), max_parallel=3, timeout_seconds=60)
+    kinds = {1: Died, 2: Died, 4: NotStarted, 5: Ended}
+    assert {task: type(outcome) for task, outcome in outcomes.items()} == kinds
+    reasons = {task: outcome.reason for task, outcome in outcomes.items() if not isinstance(outcome, Ended)}
+    assert reasons[1].endswith(": does not compile")
+    assert "ended without a report" in reasons[2]
+    assert "ended before it could report" in reasons[4]
+    assert "no module" in reasons[4], "the end of its log"
+
+
+def test_who_is_interrupted_leaves_no_job_behind(scripts: Path, run: RunPaths) -> None:
+    write_script(scripts, JobKind.TRAIN, "with reporting(paths, JobKind.TRAIN):\n    time.sleep(120)\n")
+
+    def interrupt() -> None:
+        if read_status(run, JobKind.TRAIN) is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(JobKind.TRAIN, run, timeout_seconds=600, watch=interrupt)
+    status = read_status(run, JobKind.TRAIN)
+    assert status is not None
+    assert (status.state, "SIGTERM" in status.message) == (JobState.FAILED, True)
 
 
 def test_a_missing_script_is_found_before_anything_is_submitted(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,21 +191,10 @@ def test_a_missing_script_is_found_before_anything_is_submitted(run: RunPaths, m
     assert not any(run.logs.iterdir())
 
 
-def test_a_job_imports_what_its_submitter_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, working = str(Path(str(alpa_hpc.__file__)).parents[1]), str(tmp_path / "working")
-    Path(working).mkdir()
-    monkeypatch.chdir(working)
-    monkeypatch.setenv("PYTHONPATH", f"models{os.pathsep}{root}")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    assert executor._import_folders() == (root, f"{working}/models")
-    monkeypatch.setattr(sys, "path", [working, *sys.path])
-    assert executor._import_folders() == (root, working, f"{working}/models"), "as with `python -m alpa_hpc`"
-
-
 def test_a_package_in_the_working_folder_does_not_pose_as_ours(
     scripts: Path, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "alpa_hpc.py").write_text("raise SystemExit('this is not the package')\n")
     monkeypatch.chdir(tmp_path)
     write_script(scripts, JobKind.PLAN, "with reporting(paths, JobKind.PLAN):\n    pass\n")
-    assert run_job(JobKind.PLAN, run, timeout_seconds=60).state is JobState.DONE
+    run_job(JobKind.PLAN, run, timeout_seconds=60)

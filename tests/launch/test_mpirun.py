@@ -13,8 +13,12 @@ from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch import mpirun
 from alpa_hpc.launch.mpirun import Place, Ranks, check_can_launch, find_mpirun, mpirun_command, rank_environment, run_mpirun, run_ranks
 
-HERE = Place.THIS_MACHINE
+HERE, THERE = Place.THIS_MACHINE, Place.ALLOCATION
 ROOT = str(Path(mpirun.__file__).parents[2])
+
+
+def ranks(num_ranks: int, place: Place = HERE, per_node: int = 4, **settings: str) -> Ranks:
+    return Ranks(num_ranks, per_node, place, settings)
 
 
 @pytest.fixture
@@ -64,43 +68,61 @@ def test_more_ranks_than_the_place_carries_are_refused() -> None:
 def test_root_is_let_through_only_where_the_job_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_root(monkeypatch)
     bare = {"PATH": os.environ["PATH"]}
-    assert rank_environment(HERE, bare)["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
-    assert "OMPI_ALLOW_RUN_AS_ROOT" not in rank_environment(Place.ALLOCATION, bare)
+    assert rank_environment(ranks(1, HERE), bare)["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in rank_environment(ranks(1, THERE), bare)
     check_can_launch(1, HERE, bare)
     with pytest.raises(LaunchError, match="refuses to run as root"):
         check_can_launch(1, Place.ALLOCATION, bare)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "OMPI_ALLOW_RUN_AS_ROOT" not in rank_environment(HERE, bare)
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in rank_environment(ranks(1, HERE), bare)
 
 
-def test_a_rank_is_one_device_with_one_thread_and_no_other_mpiruns_facts() -> None:
+def test_a_rank_has_its_settings_poses_as_no_other_device_and_knows_no_other_mpirun() -> None:
     environ = {
         "XLA_FLAGS": "--xla_dump_to=/x --xla_force_host_platform_device_count=8",
         "OMPI_COMM_WORLD_RANK": "3",
         "PMIX_RANK": "3",
+        "PRTE_LAUNCHED": "1",
         "OMPI_MCA_btl": "self,tcp",
         "SLURM_JOB_ID": "7",
         "JAX_PLATFORMS": "cpu",
     }
-    here, there = rank_environment(HERE, environ), rank_environment(Place.ALLOCATION, environ)
-    for ranks in (here, there):
-        assert ranks["XLA_FLAGS"] == "--xla_dump_to=/x"
-        assert ranks["PJRT_NPROC"] == ranks["OMP_NUM_THREADS"] == "1"
-        assert ranks["OMPI_MCA_btl"] == "self,tcp"
-        assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK"} & set(ranks)
-    assert "SLURM_JOB_ID" not in here, "else mpirun would leave this machine"
-    assert there["SLURM_JOB_ID"] == "7"
+    for place in Place:
+        seen = rank_environment(ranks(8, place, PJRT_NPROC="1", JAX_PLATFORMS="cuda,cpu"), environ)
+        assert (seen["XLA_FLAGS"], seen["PJRT_NPROC"], seen["JAX_PLATFORMS"]) == ("--xla_dump_to=/x", "1", "cuda,cpu")
+        assert seen["OMPI_MCA_btl"] == "self,tcp"
+        assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PRTE_LAUNCHED"} & set(seen)
+        assert ("SLURM_JOB_ID" in seen) == (place is THERE), "with it mpirun would leave this machine"
+    flags = rank_environment(ranks(8, HERE, XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_a=1"), environ)["XLA_FLAGS"]
+    assert flags == "--xla_a=1", "a rank is one device, and the site's own flags stand for all"
 
 
-def test_only_this_machine_is_oversubscribed_and_only_an_allocation_needs_exports() -> None:
-    here = mpirun_command(8, HERE, ("prog", "arg"), os.environ)
-    there = mpirun_command(8, Place.ALLOCATION, ("prog", "arg"), {**os.environ, "JAX_PLATFORMS": "cpu"})
-    assert here[1:3] == there[1:3] == ("-n", "8")
-    assert here[-2:] == there[-2:] == ("prog", "arg")
-    assert ":OVERSUBSCRIBE" in here
-    assert ":OVERSUBSCRIBE" not in there
-    exported = {there[i + 1] for i, word in enumerate(there) if word == "-x"}
-    assert {"XLA_FLAGS", "PJRT_NPROC", "JAX_PLATFORMS"} <= exported
+def exported(command: tuple[str, ...]) -> list[str]:
+    return [command[i + 1] for i, word in enumerate(command) if word == "-x"]
+
+
+def test_ranks_on_this_machine_share_its_cores_and_need_no_exports() -> None:
+    command = mpirun_command(ranks(8, HERE, PJRT_NPROC="1"), ("prog", "arg"), os.environ)
+    assert command[1:3] == ("-n", "8")
+    assert command[-4:] == ("--map-by", ":OVERSUBSCRIBE", "prog", "arg")
+    assert not exported(command)
+
+
+def test_ranks_of_an_allocation_go_node_by_node_and_get_all_that_they_must_see() -> None:
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": "/models", "HOME": "/root"}
+    command = mpirun_command(ranks(8, THERE, per_node=2, NCCL_DEBUG="WARN"), ("prog", "arg"), environ)
+    assert command[1:3] == ("-n", "8")
+    assert command[-2:] == ("prog", "arg")
+    assert command[command.index("--map-by") + 1] == "ppr:2:node", "rank r is device r of the plan"
+    assert exported(command) == ["JAX_PLATFORMS", "NCCL_DEBUG", "PYTHONPATH", "PYTHONUNBUFFERED", "XLA_FLAGS"]
+    assert set(exported(command)) <= set(rank_environment(ranks(8, THERE, per_node=2, NCCL_DEBUG="WARN"), environ))
+    assert not {":OVERSUBSCRIBE", "srun"} & set(command)
+
+
+def test_a_site_mpirun_is_told_to_bind_nothing_and_to_tag_output() -> None:
+    for place in Place:
+        command = mpirun_command(ranks(2, place), ("prog",), os.environ)
+        assert command[3:7] == ("--bind-to", "none", "--output", "tag")
 
 
 def rank_script(tmp_path: Path, body: str) -> tuple[str, ...]:
@@ -112,7 +134,7 @@ def rank_script(tmp_path: Path, body: str) -> tuple[str, ...]:
 @pytest.mark.mpi
 def test_ranks_run_and_see_their_environment(tmp_path: Path) -> None:
     body = "Path(sys.argv[1], f'rank{world.rank}').write_text(f\"{world.size} {os.environ['PJRT_NPROC']} {os.environ.get('XLA_FLAGS')}\")\n"
-    run_ranks(Ranks(4, HERE), rank_script(tmp_path, body), os.environ)
+    run_ranks(ranks(4, PJRT_NPROC="1"), rank_script(tmp_path, body), os.environ)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(4)] == ["4 1 "] * 4
 
 
@@ -124,7 +146,7 @@ def test_an_exception_on_one_rank_ends_all(tmp_path: Path, capfd: pytest.Capture
     )
     start = time.monotonic()
     with pytest.raises(LaunchError, match="mpirun with 2 ranks ended with exit code"):
-        run_ranks(Ranks(2, HERE), script, {**os.environ, "PYTHONPATH": ROOT})
+        run_ranks(ranks(2), script, {**os.environ, "PYTHONPATH": ROOT})
     assert time.monotonic() - start < 15
     assert "rank one is unwell" in capfd.readouterr().err
 
@@ -134,7 +156,7 @@ def test_a_killed_rank_ends_all(tmp_path: Path) -> None:
     script = rank_script(tmp_path, "if world.rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)\n")
     start = time.monotonic()
     with pytest.raises(LaunchError, match="exit code"):
-        run_ranks(Ranks(2, HERE), script, os.environ)
+        run_ranks(ranks(2), script, os.environ)
     assert time.monotonic() - start < 15
 
 
@@ -142,7 +164,7 @@ SENDER = """
 import os, signal, sys, time
 from pathlib import Path
 from alpa_hpc.launch.mpirun import Place, Ranks, run_ranks
-run_ranks(Ranks(2, Place.THIS_MACHINE), (sys.argv[1], sys.argv[2]), os.environ)
+run_ranks(Ranks(2, 2, Place.THIS_MACHINE), (sys.argv[1], sys.argv[2]), os.environ)
 """
 
 
@@ -169,10 +191,10 @@ def test_no_rank_outlives_the_batch_half(tmp_path: Path, number: signal.Signals)
     batch = subprocess.Popen([sys.executable, "-c", SENDER, *script], env=environment)
     wait_for(lambda: all((tmp_path / f"pid{rank}").exists() for rank in range(2)))
     time.sleep(0.2)
-    ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
     batch.send_signal(number)
     assert batch.wait(20) != 0
-    wait_for(lambda: not any(is_alive(pid) for pid in ranks))
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_a_group_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_all_files_of_a_run_are_different_and_inside_it(tmp_path: Path) -> None:
     files = [run.marker, run.config, run.plan, run.planning, run.result, run.metrics]
     files += [run.status(kind, task) for kind in JobKind for task in ((0, 1) if kind is JobKind.PROFILE else (0,))]
     files += [run.profile_request(0), run.profile_request(1), run.profile_answer(0)]
+    files += [
+        run.training,
+        run.submission_folder,
+        run.failures(JobKind.TRAIN),
+        run.failures(JobKind.PROFILE, 0),
+        run.failures(JobKind.PROFILE, 1),
+    ]
+    files += [run.batch_log_folder(kind) for kind in (JobKind.PLAN, JobKind.PROFILE, JobKind.TRAIN)]
     assert len(set(files)) == len(files)
     assert all(file.is_relative_to(tmp_path) for file in files)
     assert run.status(JobKind.PROFILE, 3).name == "profile-0003.json"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from alpa_hpc.launch.status import JobState, JobStatus, read_status, reporting, 
 
 def test_round_trip(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "demo")
-    running = JobStatus(JobKind.PROFILE, 3, JobState.RUNNING, None, "node7", 17, 1.5, None, "", "")
-    for status in (running, replace(running, state=JobState.FAILED, exit_code=1, ended=2.5, message="m", traceback="t\nt")):
+    running = JobStatus(JobKind.PROFILE, 3, JobState.RUNNING, None, "host", "node7", 17, 1.5, None, "", is_explained=True, traceback="")
+    failed = replace(running, state=JobState.FAILED, exit_code=1, ended=2.5, message="m", is_explained=False, traceback="t\nt")
+    for status in (running, failed):
         write_status(paths, status)
         assert read_status(paths, JobKind.PROFILE, 3) == status
     assert read_status(paths, JobKind.PROFILE, 4) is None
@@ -46,17 +48,38 @@ def test_a_job_reports_running_then_done(tmp_path: Path) -> None:
 
 def test_a_failure_is_reported_and_goes_on_its_way(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "demo")
-    for error, message in (
-        (PlanError("first line\nsecond"), "first line"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+    for error, message, is_explained in (
+        (PlanError("first line\nsecond"), "first line\nsecond", True),
+        (ValueError("first line\nsecond"), "ValueError: first line", False),
+        (KeyError("x"), "KeyError: 'x'", False),
+        (KeyboardInterrupt(), "KeyboardInterrupt: ", False),
     ):
         with pytest.raises(type(error)), reporting(paths, JobKind.PLAN):
             raise error
         status = read_status(paths, JobKind.PLAN)
         assert status is not None
-        assert (status.state, status.exit_code, status.message) == (JobState.FAILED, 1, message)
+        assert (status.state, status.exit_code, status.message, status.is_explained) == (JobState.FAILED, 1, message, is_explained)
         assert "test_status.py" in status.traceback
+
+
+@pytest.mark.parametrize(
+    ("variables", "node"),
+    [
+        ({}, socket.gethostname()),
+        ({"SLURMD_NODENAME": "node3"}, "node3"),
+        ({"SLURMD_NODENAME": "node3", "SLURM_JOB_NODELIST": "node[3-4]"}, "node[3-4]"),
+    ],
+)
+def test_a_job_says_on_which_nodes_it_runs_by_the_names_that_the_scheduler_has_for_them(
+    variables: dict[str, str], node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = new_run(tmp_path, "demo")
+    for name in ("SLURMD_NODENAME", "SLURM_JOB_NODELIST"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    with reporting(paths, JobKind.PROFILE, 1):
+        status = read_status(paths, JobKind.PROFILE, 1)
+    assert status is not None
+    assert (status.node, status.host) == (node, socket.gethostname())
 
 
 def test_sigterm_runs_the_finally_blocks_of_the_job(tmp_path: Path) -> None:

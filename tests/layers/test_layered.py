@@ -210,6 +210,26 @@ def test_custom_vjp_equals_jax():
     assert_trees_close(new_state["params"], jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, batch)))
 
 
+def penalised_loss(params, batch):
+    """A derivative of jax's own inside the loss: how fast the error grows with each row, and with the parameters."""
+    value, slopes = jax.value_and_grad(mlp_loss)(params, batch)
+    per_row = jax.vmap(jax.grad(lambda x, y: mlp_loss(params, {"x": x, "y": y})))(batch["x"], batch["y"])
+    return value + 0.1 * jnp.mean(jnp.sum(per_row**2, axis=1)) + 0.1 * sum(jnp.sum(slope**2) for slope in slopes.values())
+
+
+@pytest.mark.parametrize(("num_layers", "num_microbatches"), [(1, 1), (3, 2)])
+def test_a_derivative_inside_the_loss_is_differentiated_again(num_layers, num_microbatches):
+    params, batch = mlp_params(), mlp_batch()
+    step = sgd_step(penalised_loss)
+    check_step(step, sgd_state(params), batch, num_microbatches=num_microbatches, num_layers=num_layers)
+    traced = trace_step(step, sgd_state(params), batch, num_microbatches=1)
+    new_state, _ = quick(partial(run_layered_step, cut_layers(traced, num_layers=num_layers, imbalance=1.0), traced))(
+        sgd_state(params), batch
+    )
+    updates, _ = OPTIMISER.update(jax.grad(penalised_loss)(params, batch), OPTIMISER.init(params), params)
+    assert_trees_close(new_state["params"], optax.apply_updates(params, updates))
+
+
 def test_shared_parameter_and_skipping_values():
     def loss(params, batch):
         first = jnp.tanh(batch["x"] @ params["w0"])

@@ -9,15 +9,16 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.errors import PlanError
-from alpa_hpc.plan.codec import plan_from_json, plan_to_json
-from alpa_hpc.plan.plan import ParallelPlan, Prediction, StagePlan, check_plan
+from alpa_hpc.plan.codec import plan_from_json, plan_hash, plan_to_json
+from alpa_hpc.plan.plan import MadeFor, ParallelPlan, Prediction, StagePlan, check_plan
 
 STAGES = (
     StagePlan(0, 2, Submesh(1, 2), MeshShape(2, 1), (0, 1), remat=True, strategies=(0, 0)),
     StagePlan(2, 3, Submesh(1, 2), MeshShape(1, 2), (2, 3), remat=False, strategies=(1,)),
 )
 TABLE = ({"forward 3": "S0,R -> R"}, {})
-PLAN = ParallelPlan("a" * 64, 3, 4, 8, "1f1b", STAGES, TABLE, Prediction(0.5, (10, 20)))
+MADE_FOR = MadeFor("2 arrays", "float32[4]", "8", "3 layers", "2 updates", "2 x 2 devices", "jax 0")
+PLAN = ParallelPlan("a" * 64, 3, 4, 8, "1f1b", STAGES, TABLE, Prediction(0.5, (10, 20)), MADE_FOR)
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -25,12 +26,40 @@ Edit = Callable[[dict[str, Any]], object]
 def test_a_plan_comes_back_as_it_was():
     found = plan_from_json(plan_to_json(PLAN), "plan.json")
     assert found == PLAN
-    assert found.prediction == PLAN.prediction
+    assert (found.prediction, found.made_for) == (PLAN.prediction, PLAN.made_for)
 
 
 def test_the_prediction_is_no_part_of_what_a_plan_means():
     assert replace(PLAN, prediction=Prediction(9.0, (1, 1))) == PLAN
     assert replace(PLAN, num_microbatches=4) != PLAN
+
+
+def same_plan_otherwise_written() -> ParallelPlan:
+    """The rows of the table in another order, its nodes too, and another prediction by another version."""
+    stages = tuple(replace(stage, strategies=tuple(1 - row for row in stage.strategies)) for stage in STAGES)
+    other = replace(MADE_FOR, software="jax 1")
+    return replace(PLAN, stages=stages, strategy_table=TABLE[::-1], prediction=Prediction(9.0, (1, 1)), made_for=other)
+
+
+def test_the_hash_of_a_plan_is_that_of_what_it_means():
+    assert plan_hash(plan_from_json(plan_to_json(PLAN), "plan.json")) == plan_hash(PLAN)
+    assert plan_hash(same_plan_otherwise_written()) == plan_hash(PLAN)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAN, model_key="b" * 64),
+        replace(PLAN, num_microbatches=4),
+        replace(PLAN, schedule="gpipe"),
+        replace(PLAN, stages=(replace(STAGES[0], devices=(1, 0)), STAGES[1])),
+        replace(PLAN, stages=(replace(STAGES[0], remat=False), STAGES[1])),
+        replace(PLAN, stages=(replace(STAGES[0], strategies=(0, 1)), STAGES[1])),
+        replace(PLAN, strategy_table=({"forward 3": "S1,R -> R"}, {})),
+    ],
+)
+def test_another_plan_has_another_hash(other: ParallelPlan):
+    assert plan_hash(other) != plan_hash(PLAN)
 
 
 def test_a_torn_file_is_refused_at_every_length():
@@ -50,7 +79,7 @@ def test_a_foreign_file_is_refused(text: str):
 def test_a_plan_of_another_version_is_refused(field: str):
     document = json.loads(plan_to_json(PLAN))
     document[field] += 1
-    with pytest.raises(PlanError, match=r"has plan and rules version \(\d, \d\), this program reads \(\d, \d\)"):
+    with pytest.raises(PlanError, match=r"has plan and rules version \(\d, \d\), this program reads .*another version of alpa_hpc"):
         plan_from_json(json.dumps(document), "plan.json")
 
 
@@ -65,6 +94,9 @@ def test_a_plan_of_another_version_is_refused(field: str):
         (lambda d: d.update(num_layers=4), "cover 3 layers, the model has 4"),
         (lambda d: d["stages"][1].update(devices=[1, 3]), r"use devices \[0, 1, 1, 3\]"),
         (lambda d: d["stages"][1].update(shape=[2, 2]), "stage 1 has 2 devices"),
+        (lambda d: d["stages"][1].update(shape=[-1, -2]), "stage 1 has 2 devices"),
+        (lambda d: d["prediction"].update(stage_bytes=[10]), "has the bytes of 1 stages, the plan has 2"),
+        (lambda d: d["made_for"].pop("batch"), "lacks or garbles a field"),
         (lambda d: d["stages"][1].update(strategies=[2]), r"stage 1 has 1 strategy rows \(2,\)"),
         (lambda d: d["stages"][0].update(strategies=[0]), "expected one of the table for each of its layers"),
     ],

@@ -8,10 +8,8 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.layers.options import LayerOptions
+from alpa_hpc.planner.evidence import NO_EVIDENCE, Evidence, Pace
 from alpa_hpc.planner.refine import (
-    NO_EVIDENCE,
-    ComputeSeconds,
-    Evidence,
     Refinement,
     looked_at,
     option_signature,
@@ -23,6 +21,8 @@ from alpa_hpc.planner.refine import (
 )
 from alpa_hpc.planner.requests import ProfileRequest, describe_request, requests_from_json, requests_to_json
 from alpa_hpc.planner.search import best_partitions, chosen_stage
+from alpa_hpc.profiling.options import Extent
+from alpa_hpc.profiling.outcome import MeasuredWork
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.breakdown import StageSeconds, TaskSeconds
 from alpa_hpc.sharding.workspace import chosen_workspace
@@ -32,7 +32,7 @@ from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.prepare import prepare
 from tests.planning import CLUSTER, MODEL, NUM_MICROBATCHES, SEARCH, TRAINING, Planned, planned
 
-describe = partial(describe_request, device_kind="cpu", versions="jax 1", xla_flags="")
+describe = partial(describe_request, device_kind="cpu", versions="jax 1", xla_flags="", extent=Extent.LONE, cluster_name="c")
 
 
 @dataclass
@@ -41,13 +41,13 @@ class FakeProfiler:
 
     asked: list[tuple[ProfileRequest, ...]] = field(default_factory=list[tuple[ProfileRequest, ...]])
 
-    def __call__(self, requests: Sequence[ProfileRequest]) -> Mapping[str, ComputeSeconds]:
+    def __call__(self, requests: Sequence[ProfileRequest]) -> Mapping[str, MeasuredWork]:
         self.asked.append(tuple(requests))
         return {one.key: self.seconds(one) for one in requests}
 
-    def seconds(self, request: ProfileRequest) -> ComputeSeconds:
+    def seconds(self, request: ProfileRequest) -> MeasuredWork:
         layers = (request.stage.stop - request.stage.start) / request.stage.shape.num_devices
-        return ComputeSeconds(1e-3 * layers, 2e-3 * layers, 3e-3 * layers)
+        return MeasuredWork(1e-3 * layers, 2e-3 * layers, 3e-3 * layers)
 
 
 def measured(profiler: FakeProfiler, *, max_rounds: int = 20, tasks_per_round: int = 8) -> Refinement:
@@ -160,7 +160,7 @@ def test_unmeasured_options_keep_their_communication_and_an_unseen_one_never_sta
     chosen = {signature(one.pricer, choice): choice for choice in choices}
     looked = looked_at(one.pricer, chosen, NO_EVIDENCE)
     anything = {next(iter(chosen)): StageSeconds(TaskSeconds(), TaskSeconds(), TaskSeconds())}
-    unseen, seen = Evidence({}, anything, ratio), Evidence(looked.looks, anything, ratio)
+    unseen, seen = Evidence({}, anything, {}, Pace(ratio)), Evidence(looked.looks, anything, {}, Pace(ratio))
     waited = 0.0
     for choice in choices:
         name = signature(one.pricer, choice)
@@ -178,7 +178,7 @@ def test_unmeasured_options_keep_their_communication_and_an_unseen_one_never_sta
 
 def test_what_is_proposed_in_the_end_was_looked_at():
     one, (refinement, _) = planned(), measured_to_the_end()
-    assert refinement.evidence.compute_ratio != 1.0
+    assert refinement.evidence.pace.work != 1.0 and refinement.evidence.pace.communication == 1.0
     settled = settle(one.pricer, one.table, CLUSTER, SEARCH, refinement.evidence)
     assert settled.partitions == refinement.partitions
     for partition in settled.partitions:
@@ -224,9 +224,9 @@ def test_keys_differ_where_anything_differs_that_is_timed():
         describe(*proposed(1, MeshShape(4, 1))),
         describe(*proposed(1, MeshShape(2, 2))),
         describe(*proposed(1, MeshShape(2, 1), remat=True)),
-        describe_request(choice, stage, device_kind="cpu", versions="jax 2", xla_flags=""),
-        describe_request(choice, stage, device_kind="gpu", versions="jax 1", xla_flags=""),
-        describe_request(choice, stage, device_kind="cpu", versions="jax 1", xla_flags="--fast"),
+        describe(choice, stage, versions="jax 2"),
+        describe(choice, stage, device_kind="gpu"),
+        describe(choice, stage, xla_flags="--fast"),
     ]
     assert len({request.key for request in requests}) == len(requests)
 

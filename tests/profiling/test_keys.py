@@ -6,8 +6,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.profiling.keys import content_key, measure_key, software_versions
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
+from alpa_hpc.profiling.keys import NO_LINKS, content_key, link_class, measure_key, software_versions
 
 PARTS = st.lists(st.one_of(st.text(), st.binary(), st.integers(), st.floats(allow_nan=False)), max_size=4)
 
@@ -32,8 +32,13 @@ def test_another_process_finds_the_same_key() -> None:
 
 
 def test_each_argument_of_a_measure_key_counts() -> None:
-    base = ("lambda a. add", "S0 R", MeshShape(1, 4), "cpu", software_versions(), "")
+    base = ("lambda a. add", "S0 R", MeshShape(1, 4), "cpu", software_versions(), "", link_class("c", Submesh(1, 4)))
     others = [(*base[:i], MeshShape(4, 1) if i == 2 else f"{base[i]}!", *base[i + 1 :]) for i in range(len(base))]
     keys = {measure_key(*arguments) for arguments in (base, *others)}  # pyright: ignore[reportArgumentType]
     assert len(keys) == 1 + len(base)
     assert "jaxlib 0." in software_versions()
+
+
+def test_links_are_named_by_cluster_and_rectangle() -> None:
+    names = [link_class("c", Submesh(1, 4)), link_class("c", Submesh(2, 2)), link_class("d", Submesh(1, 4)), NO_LINKS]
+    assert len(set(names)) == len(names)

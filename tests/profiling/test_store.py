@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from alpa_hpc.errors import StoreError
 from alpa_hpc.profiling import store
-from alpa_hpc.profiling.store import ProfileRow, compact, median_seconds, read_store, relative_spread, write_shard
+from alpa_hpc.profiling.store import ProfileRow, compact, compact_when_many, median_seconds, read_store, relative_spread, write_shard
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -34,6 +34,8 @@ def make_row(key: str, time_unix: float = 1.0, seconds: float = 0.25) -> Profile
         time_unix=time_unix,
         device_kind="cpu",
         versions="jax 0.10.2, jaxlib 0.10.2",
+        nodes="node7,node8",
+        num_devices=4,
     )
 
 
@@ -183,8 +185,39 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     shard = write_shard(tmp_path, (make_row("a"),))
     with h5py.File(shard, "r+") as file:
         file.attrs["version"] = 99
-    with pytest.raises(StoreError, match="version 99.*expected 1"):
+    with pytest.raises(StoreError, match="version 99.*expected at most 2"):
         read_store(tmp_path)
+
+
+def as_version_1(shard: Path) -> None:
+    """Make a shard what the first version wrote: rows without nodes and num_devices."""
+    with h5py.File(shard, "r+") as file:
+        found = []
+        for key, group in file.items():
+            del group.attrs["nodes"], group.attrs["num_devices"]
+            found.append(store._read_fields(key, group))
+        file.attrs["version"] = 1
+        file.attrs["sha256"] = store._digest(found)
+
+
+def test_rows_of_version_1_are_read_and_compacted(tmp_path: Path) -> None:
+    as_version_1(write_shard(tmp_path, (make_row("old"),)))
+    write_shard(tmp_path, (make_row("new"),))
+    rows = {"new": make_row("new"), "old": replace(make_row("old"), nodes="", num_devices=1)}
+    assert read_store(tmp_path).rows == rows
+    assert compact(tmp_path) == 2
+    assert read_store(tmp_path).rows == rows
+
+
+def test_a_store_is_compacted_when_it_has_many_shards(tmp_path: Path) -> None:
+    assert compact_when_many(tmp_path / "absent") == 0
+    for key in "abc":
+        write_shard(tmp_path, (make_row(key),))
+    assert compact_when_many(tmp_path, 3) == 0
+    write_shard(tmp_path, (make_row("d"),))
+    assert compact_when_many(tmp_path, 3) == 4
+    assert len(list(tmp_path.glob("*.h5"))) == 1
+    assert sorted(read_store(tmp_path).rows) == ["a", "b", "c", "d"]
 
 
 def test_a_lock_is_respected_while_its_owner_lives_and_broken_after(tmp_path: Path) -> None:

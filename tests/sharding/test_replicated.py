@@ -66,3 +66,19 @@ def test_an_operator_without_a_rule_is_named():
     step = Family(sgd_step(loss), {"params": mlp_params()}, mlp_batch).work(1).layered
     assert "sort" in {work.primitive for work in replicated_work(problems(step, 2, 2))}
     assert replicated_work(problems(step, 1, 1)) == (), "on one device nothing is repeated"
+
+
+def test_an_operator_on_single_numbers_is_not_worth_a_word():
+    def loss(params: Any, batch: Any) -> jax.Array:
+        value = mlp_loss(params, batch)
+        return value + 0.0 * jax.lax.digamma(value) + 0.0 * jnp.sum(jax.lax.digamma(params["blocks"][0]["bias"].reshape(2, -1)[:, :0]))
+
+    found = problems(Family(sgd_step(loss), {"params": mlp_params()}, mlp_batch).work(1).layered, 2, 2)
+    scalars = [
+        eqn.primitive.name
+        for problem in found
+        for eqn, record in zip(problem.forward.jaxpr.jaxpr.eqns, problem.forward.records, strict=True)
+        if record.replicated
+    ]
+    assert scalars, "else nothing is tested"
+    assert replicated_work(found) == ()

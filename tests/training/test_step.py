@@ -164,7 +164,7 @@ class FourRows(Regression):
 
 @pytest.mark.parametrize(("model", "method"), [(BadInit(), "init"), (BadLoss(), "loss"), (BadBatch(), "batch")])
 def test_a_fault_of_the_users_own_method_is_named_with_its_line(model: Regression, method: str) -> None:
-    with pytest.raises(TraceError, match=rf"^the model's {method} raises ValueError: a bug \(.*test_step\.py, line \d+\)$"):
+    with pytest.raises(TraceError, match=rf"^the model's {method} raises ValueError: a bug \(.*test_step\.py, line \d+: raise Val.*\)$"):
         build_train_step(model, build_optimiser(OPTIONS))
 
 

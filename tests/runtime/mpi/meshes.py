@@ -3,7 +3,8 @@
 import sys
 
 from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.runtime.groups import CpuDevice, MeshContext, join_mesh
+from alpa_hpc.runtime.devices import CpuDevice
+from alpa_hpc.runtime.groups import MeshContext, join_mesh
 from alpa_hpc.runtime.links import DirectLinks
 from alpa_hpc.runtime.transport import MpiTransport
 

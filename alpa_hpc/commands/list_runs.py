@@ -1,0 +1,62 @@
+"""`python -m alpa_hpc list [--runs FOLDER] [--all]` -> all runs of a folder, the newest first. Exit status: 0."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from alpa_hpc.commands.find import add_runs_argument, all_roots
+from alpa_hpc.commands.progress import read_progress
+from alpa_hpc.commands.text import ago, write_table
+from alpa_hpc.errors import AlpaError
+from alpa_hpc.launch.paths import open_run
+from alpa_hpc.launch.queue import QueuePhase, QueueState, ask_queue
+from alpa_hpc.launch.views import RunPhase, view_run
+
+HEADERS = ("id", "experiment", "state", "training", "begun", "reason")
+NUM_SHOWN = 20
+
+Ask = Callable[[Sequence[str]], Mapping[str, QueueState]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the runs."""
+    parser = argparse.ArgumentParser(prog="python -m alpa_hpc list", description=__doc__)
+    add_runs_argument(parser)
+    parser.add_argument("--all", action="store_true", help=f"all of them, not only the last {NUM_SHOWN}")
+    asked = parser.parse_args(arguments)
+    roots = all_roots(asked.runs)
+    shown = roots if asked.all else roots[:NUM_SHOWN]
+    if not roots:
+        sys.stdout.write(f"there are no runs in {asked.runs.absolute()}\n")
+        return 0
+    ask = asking_until_refused(ask_queue)
+    write_table(HEADERS, [_row(root, ask) for root in shown], sys.stdout)
+    if len(roots) > len(shown):
+        sys.stdout.write(f"and {len(roots) - len(shown)} older ones (--all)\n")
+    return 0
+
+
+def asking_until_refused(ask: Ask) -> Ask:
+    """`ask`, but no more after a question that Slurm did not answer: each of them takes as long as a controller that is down."""
+    refused: list[QueueState] = []
+
+    def ask_once_more(ids: Sequence[str]) -> Mapping[str, QueueState]:
+        if refused:
+            return dict.fromkeys(ids, refused[0])
+        states = ask(ids)
+        refused.extend(state for state in states.values() if state.phase is QueuePhase.UNKNOWN)
+        return states
+
+    return ask_once_more
+
+
+def _row(root: Path, ask: Ask) -> tuple[str, ...]:
+    """A line for a run, also for one that cannot be read: it must not hide the others."""
+    begun = ago((root / "run.json").stat().st_mtime)
+    try:
+        view = view_run(open_run(root), ask)
+    except AlpaError as error:
+        return (root.name, root.parent.name, RunPhase.UNKNOWN.value, "", begun, str(error).partition("\n")[0])
+    progress = read_progress(view.paths.metrics, view.settings.num_steps)
+    return (root.name, root.parent.name, view.phase.value, progress.describe(), begun, view.reason)

@@ -1,0 +1,69 @@
+"""The command line without a verb, `+experiment=NAME [overrides]`, -> a run. Hydra reads it: --help, --cfg job, -m, --config-dir."""
+
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from alpa_hpc.commands.verb import STOPPED
+from alpa_hpc.config import Composed, compose_command_line, to_config
+from alpa_hpc.errors import AlpaError
+
+CLOSED = 141  # the exit status of a shell's SIGPIPE: 128 + SIGPIPE
+
+
+def run_command_line() -> int:
+    """Run what the arguments say; 1 after any AlpaError. In a sweep the other runs go on after one has failed.
+
+    Ctrl-C, SIGTERM and SIGHUP stop the processes that were started here, and then this one, with status 130; jobs in a queue go on.
+    """
+    failed: list[AlpaError] = []
+    _stop_jobs_on_signals()
+
+    def task(composed: Composed) -> None:
+        with _reported(failed):
+            config = to_config(composed)
+            from alpa_hpc.experiment import run  # late: it needs jax, which --help, --cfg and a wrong number do not
+
+            run(config)
+
+    with _reported(failed):
+        compose_command_line(task)
+    return 1 if failed else 0
+
+
+@contextmanager
+def _reported(failed: list[AlpaError]) -> Generator[None]:
+    try:
+        yield
+    except AlpaError as error:
+        if _wants_traceback():
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        failed.append(error)
+    except BrokenPipeError:  # whoever read the output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would fail once more when it flushes
+        sys.exit(CLOSED)
+    except KeyboardInterrupt as stop:
+        if _wants_traceback():
+            raise
+        sys.stderr.write(f"error: stopped by {str(stop) or 'Ctrl-C'}\n")
+        sys.exit(STOPPED)
+
+
+def _wants_traceback() -> bool:
+    return "1" in map(os.environ.get, ("ALPA_HPC_TRACEBACK", "HYDRA_FULL_ERROR"))
+
+
+def _stop_jobs_on_signals() -> None:
+    """Have the signals that would end this process at once do what Ctrl-C does: the `finally` blocks on the way stop what was started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, _raise_stopped)
+
+
+def _raise_stopped(number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)

@@ -1,0 +1,74 @@
+"""An exception on a rank -> `failures/JOB/NODE-PID.json`, and the first of them in time -> its job's own account of the failure.
+
+When one rank fails, its peers soon fail too, with tracebacks about closed connections; which one came first is what a person must see.
+"""
+
+import os
+import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from alpa_hpc.errors import AlpaError, LaunchError, StoreError
+from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.status import this_node
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """What a rank says about its end; `time` in seconds since 1970, by its node's clock."""
+
+    time: float
+    rank: str
+    node: str
+    message: str
+    is_explained: bool
+    traceback: str
+
+
+@contextmanager
+def recording_failure(folder: Path) -> Generator[None]:
+    """Put an exception that leaves the block on record in `folder` (RunPaths.failures); it goes on its way."""
+    try:
+        yield
+    except BaseException as error:
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK", "?")  # for people; what a rank does never depends on it
+        text = "".join(traceback.format_exception(error))
+        failure = RankFailure(time.time(), rank, this_node(), str(error).strip(), isinstance(error, AlpaError), text)
+        write_json(folder / f"{failure.node}-{os.getpid()}.json", asdict(failure))
+        raise
+
+
+@contextmanager
+def explained_by_ranks(folder: Path) -> Generator[None]:
+    """Turn "mpirun ended with exit code 1" into the first failure that a rank put on record in `folder`, where one did."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in folder.glob("*.json"):
+        old.unlink()
+    try:
+        yield
+    except LaunchError as error:
+        first = first_failure(folder)
+        if first is None:
+            raise
+        raise LaunchError(_told(first)) from error
+
+
+def first_failure(folder: Path) -> RankFailure | None:
+    """The earliest failure on record in `folder`, or None."""
+    return min((_read(path) for path in folder.glob("*.json")), key=lambda failure: failure.time, default=None)
+
+
+def _read(path: Path) -> RankFailure:
+    fields = read_json(path)
+    try:
+        return RankFailure(**fields)
+    except TypeError as error:
+        raise StoreError(f"{path} is not a rank's account of this version ({error})") from error
+
+
+def _told(failure: RankFailure) -> str:
+    text = failure.message if failure.is_explained else failure.traceback.strip()
+    return f"rank {failure.rank} on {failure.node} failed: {text}"

@@ -1,0 +1,52 @@
+"""What was to be measured and was not stands in planning.json, and a line of it in what is printed."""
+
+from dataclasses import replace
+
+import pytest
+
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
+from alpa_hpc.plan.plan import StagePlan
+from alpa_hpc.planner.evidence import NO_EVIDENCE, NotMeasured, Signature
+from alpa_hpc.planner.refine import Refinement
+from alpa_hpc.planner.requests import ProfileRequest
+from alpa_hpc.profiling.options import Extent
+from alpa_hpc.profiling.outcome import Failed, Unmeasured
+from alpa_hpc.report.planning import not_measured_rows
+from alpa_hpc.report.result import not_measured_line
+from alpa_hpc.stages.cost_table import CostTable
+
+
+def blank(label: str, outcome: Failed | Unmeasured) -> NotMeasured:
+    stage = StagePlan(0, 1, Submesh(1, 1), MeshShape(1, 1), (), False, (0,))
+    return NotMeasured(ProfileRequest("ab", label, Extent.MESH, stage, ()), outcome)
+
+
+def refinement(*blanks: NotMeasured) -> Refinement:
+    names = [Signature((), Submesh(1, 1), MeshShape(1, 1), False, number) for number in range(len(blanks))]
+    evidence = replace(NO_EVIDENCE, not_measured=dict(zip(names, blanks, strict=True)))
+    return Refinement(CostTable(1, {}, (0.0,)), (), evidence, 1)
+
+
+def test_each_request_stands_once_with_its_outcome():
+    failed, none = blank("layers 0-2", Failed("out of device memory: 3 GB")), blank("layers 2-4", Unmeasured("no 4 nodes"))
+    assert not_measured_rows(refinement(none, failed, failed)) == [
+        {"label": "layers 0-2", "outcome": "failed", "reason": "out of device memory: 3 GB"},
+        {"label": "layers 2-4", "outcome": "unmeasured", "reason": "no 4 nodes"},
+    ]
+    assert not_measured_rows(refinement()) == []
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        (["failed"], "not measured: 1 failed and is in no plan; first: layers 0: why 0 (all in planning.json)"),
+        (["unmeasured"] * 2, "not measured: 2 keep their analytic cost; first: layers 0: why 0 (all in planning.json)"),
+        (
+            ["failed", "failed", "unmeasured"],
+            "not measured: 2 failed and are in no plan, 1 keeps its analytic cost; first: layers 0: why 0 (all in planning.json)",
+        ),
+    ],
+)
+def test_one_line_says_how_many_and_why_the_first(outcomes: list[str], text: str):
+    rows = [{"label": f"layers {number}", "outcome": outcome, "reason": f"why {number}"} for number, outcome in enumerate(outcomes)]
+    assert not_measured_line(rows) == text

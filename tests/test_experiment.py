@@ -1,0 +1,51 @@
+"""A run that fails in this process says so in its folder, keeps what it had, and names the folder to the person."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alpa_hpc.config import compose_experiment
+from alpa_hpc.errors import TraceError
+from alpa_hpc.experiment import run
+from alpa_hpc.launch.paths import JobKind, RunPaths
+from alpa_hpc.launch.status import JobState, read_status
+from alpa_hpc.training.metrics import read_metrics
+
+SMALL = ["cluster.num_nodes=1", "cluster.devices_per_node=1", "layers.num_layers=1", "schedule.num_microbatches=1", "training.batch_size=2"]
+TINY = [*SMALL, "model.num_layers=1", "model.hidden=16", "model.vocab=256", "model.sequence=8", "profiling=analytic"]
+
+
+def only_run(runs: Path) -> RunPaths:
+    """The one run folder there is."""
+    [folder] = (runs / "quickstart").iterdir()
+    return RunPaths(folder)
+
+
+def test_a_planning_that_fails_here_says_so_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TraceError, match="cannot be cut into 500 layers"):
+        run(compose_experiment("quickstart", [*TINY, "mode=plan", "layers.num_layers=500", f"runs={tmp_path}"]))
+    paths = only_run(tmp_path)
+    status = read_status(paths, JobKind.PLAN)
+    assert status is not None
+    assert (status.state, status.exit_code) == (JobState.FAILED, 1)
+    assert "cannot be cut into 500 layers" in status.message
+    assert capsys.readouterr().out == f"run folder: {paths.root}\n"
+
+
+def test_a_training_that_goes_astray_stops_and_says_so(tmp_path: Path) -> None:
+    astray = ["launcher=inprocess", "training.learning_rate=1e30", "training.num_steps=10", f"runs={tmp_path}"]
+    command = [sys.executable, "-m", "alpa_hpc", "+experiment=quickstart", *TINY, *astray]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # jax counts its devices once a process
+    paths = only_run(tmp_path)
+    assert ended.returncode == 1
+    assert ended.stdout == f"run folder: {paths.root}\n"
+    assert re.search(r"^error: the loss is nan at step 2, .* the last finite one was \d\.\d+ at step 1", ended.stderr, re.MULTILINE)
+    planning, training = read_status(paths, JobKind.PLAN), read_status(paths, JobKind.TRAIN)
+    assert planning is not None and planning.state is JobState.DONE
+    assert training is not None and training.state is JobState.FAILED
+    assert "the loss is nan at step 2" in training.message
+    assert [line["step"] for line in read_metrics(paths.metrics)] == [1, 2]
+    assert not paths.training.exists()
