@@ -89,7 +89,8 @@ def started(config: ExperimentConfig, launcher: Launcher, paths: RunPaths) -> bo
 
 def launcher_for(config: ExperimentConfig) -> Launcher:
     """The launcher that the config names."""
-    size = RunSize(whole_cluster(config), config.training.num_steps, config.profiling.max_parallel)
+    measures = config.profiling.source is CostSource.MEASURED
+    size = RunSize(whole_cluster(config), config.training.num_steps, config.profiling.max_parallel if measures else 0)
     has_gpus = config.site.platform is Platform.CUDA
     match config.launcher.kind:
         case LauncherKind.INPROCESS:
@@ -287,7 +288,8 @@ def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:
     place = Place.ALLOCATION if config.launcher.kind is LauncherKind.SLURM else Place.THIS_MACHINE
     threads = ONE_THREAD if config.site.platform is Platform.CPU else {}
     settings = {**site_environment(config.site, os.environ), **threads}
-    return Ranks(submesh.num_devices, submesh.devices_per_node, place, settings)
+    asked = {name: str(value) for name, value in config.launcher.slurm.environment.items()} if place is Place.ALLOCATION else {}
+    return Ranks(submesh.num_devices, submesh.devices_per_node, place, {**settings, **asked})
 
 
 def train_rank(paths: RunPaths) -> None:

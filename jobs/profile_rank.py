@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-from alpa_hpc.experiment import profile_rank
 from alpa_hpc.launch.failures import recording_failure
 from alpa_hpc.launch.paths import JobKind, open_run
 from alpa_hpc.runtime.groups import abort_on_error
@@ -14,6 +13,8 @@ def main(root: str, task: str) -> None:
     abort_on_error("a rank that has not joined its mesh yet")
     paths = open_run(Path(root))
     with recording_failure(paths.failures(JobKind.PROFILE, int(task))):
+        from alpa_hpc.experiment import profile_rank  # within, so that a broken installation is reported, too
+
         profile_rank(paths, int(task))
 
 

@@ -47,9 +47,13 @@ class BatchJob:
         return self.kind is JobKind.PROFILE
 
 
-def job_name(paths: RunPaths, kind: JobKind) -> str:
-    """`train-quickstart-3f2a1b`: the kind first, since squeue shows eight letters; the run's own token makes it findable."""
-    return f"{kind.value}-{paths.name}-{paths.root.name.rpartition('-')[2]}"
+def job_name(paths: RunPaths, job: BatchJob) -> str:
+    """`train-quickstart-3f2a1b`, `profile-quickstart-3f2a1b-0003`: no other job has it, so that it can be found by it.
+
+    The kind comes first, since squeue shows eight letters; then the run's own token, and of an array its first task.
+    """
+    name = f"{job.kind.value}-{paths.name}-{paths.root.name.rpartition('-')[2]}"
+    return f"{name}-{job.tasks[0]:04d}" if job.is_array else name
 
 
 def batch_script(job: BatchJob, paths: RunPaths, options: SlurmOptions) -> str:
@@ -59,8 +63,8 @@ def batch_script(job: BatchJob, paths: RunPaths, options: SlurmOptions) -> str:
     # submitit's executor writes its scripts with this function; asking it directly needs no sbatch on this machine.
     return slurm._make_sbatch_string(  # noqa: SLF001
         command=_command(job, paths),
-        folder=paths.batch_log_folder(job.kind),
-        job_name=job_name(paths, job.kind),
+        folder=str(paths.batch_log_folder(job.kind)).replace("%", "%%"),  # which sbatch would fill in
+        job_name=job_name(paths, job),
         stderr_to_stdout=True,
         setup=[*options.setup, *exports] or None,
         use_srun=False,
@@ -76,7 +80,9 @@ def batch_script(job: BatchJob, paths: RunPaths, options: SlurmOptions) -> str:
 
 def sbatch_flags(job: BatchJob, options: SlurmOptions) -> dict[str, Any]:
     """Flags beside size and name; a value of True stands for a flag without one."""
-    gpus = {"gres": options.gres} if options.gres else {"gpus-per-node": job.allocation.gpus_per_node}
+    gpus = {"gpus-per-node": job.allocation.gpus_per_node}
+    if options.gres:
+        gpus = {"gres": options.gres if job.kind is not JobKind.PLAN else ""}
     flags: dict[str, Any] = {
         "partition": options.partition,
         "account": options.account,
@@ -85,7 +91,7 @@ def sbatch_flags(job: BatchJob, options: SlurmOptions) -> dict[str, Any]:
         "time": options.time_minutes,
         "mem": options.memory,
         "cpus-per-task": options.cpus_per_task,
-        **(gpus if job.allocation.gpus_per_node else {}),
+        **gpus,
     }
     asked = {name: value for name, value in flags.items() if value not in ("", 0)}
     added = {**_flags_of_kind(job), **_named(options.additional), **_named(_own_flags(job.kind, options))}

@@ -123,7 +123,10 @@ def _judge_pending(one: Waiting, state: QueueState, now: float, max_pending_seco
         why = f"it waited in the queue for more than {max_pending_seconds / 60:.0f} minutes ({state.reason})"
     else:
         return None
-    cancel([one.slurm_id])
+    try:
+        cancel([one.slurm_id])
+    except LaunchError:
+        return None  # Slurm cannot be asked just now: the next look will tell
     return NotStarted(why)
 
 

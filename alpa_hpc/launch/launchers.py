@@ -20,7 +20,7 @@ DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """What a launcher must know of a run: the training job's devices, its steps, and how many profiling tasks may run at a time."""
+    """What a launcher must know of a run: the training job's devices, its steps, and how many profiling tasks run at a time (0: none)."""
 
     devices: Submesh
     num_steps: int

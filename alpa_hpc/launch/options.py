@@ -82,13 +82,19 @@ def _check_flags(where: str, flags: Mapping[str, str | int]) -> None:
     odd = {name: value for name, value in flags.items() if not isinstance(value, str | int)}
     if odd:
         raise ConfigError(f"{where} has {odd}, expected a text, a whole number or true for each flag: put it in quotes")
+    lines = [name for name, value in flags.items() if "\n" in f"{name}{value}"]
+    if lines:
+        raise ConfigError(f"{where} has a line break in the flags {lines}: a flag is one line of the batch script")
     ours = sorted(OUR_FLAGS & {name.replace("_", "-") for name in flags})
     if ours:
         raise ConfigError(f"{where} sets {ours}, which follow from the plan and the run folder and cannot be chosen")
 
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-OUR_FLAGS = {"array", "output", "error", "nodes", "ntasks-per-node", "ntasks", "job-name", "dependency", "wrap", "parsable", "open-mode"}
+OUR_FLAGS = {
+    *("array", "output", "error", "open-mode", "nodes", "ntasks", "ntasks-per-node", "job-name", "dependency", "wrap", "parsable"),
+    *("requeue", "no-requeue"),  # no job of ours can go on where it stopped
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

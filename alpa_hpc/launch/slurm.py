@@ -10,13 +10,14 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.batch import BatchJob, batch_script, job_name
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.options import SlurmOptions
 from alpa_hpc.launch.paths import RunPaths
-from alpa_hpc.launch.queue import cancel
+from alpa_hpc.launch.queue import cancel, find_by_name
 from alpa_hpc.launch.submission import Submission, write_submission
 
 SBATCH_SECONDS = 60.0  # a controller under load answers late; beyond this it is down
@@ -76,7 +77,7 @@ def submit(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mappi
 
 def _submit(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mapping[str, str]) -> Submission:
     script = batch_script(job, paths, options)
-    name = job_name(paths, job.kind)
+    name = job_name(paths, job)
     asked = Submission(job.kind, tuple(job.tasks), job.is_array, "", name, script, time.time())
     folder = paths.batch_log_folder(job.kind)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a job whose log has no folder dies without a word
@@ -85,24 +86,31 @@ def _submit(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mapp
     for task in job.tasks:
         paths.status(job.kind, task).unlink(missing_ok=True)  # the account of an earlier attempt must not be taken for this one's
     write_submission(paths, asked)
-    submitted = replace(asked, job_id=_sbatch((str(path),), environ))
+    submitted = replace(asked, job_id=_sbatch(path, name, environ))
     write_submission(paths, submitted)
     return submitted
 
 
-def _sbatch(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    command = ("sbatch", "--parsable", *arguments)
+def _sbatch(script: Path, name: str, environ: Mapping[str, str]) -> str:
     try:
-        done = _asked(command, environ)
+        done = _asked(("sbatch", "--parsable", str(script)), environ)
     except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"sbatch did not answer in {SBATCH_SECONDS:.0f} s. Is the Slurm controller up (`scontrol ping`)? "
-            "The job may be in the queue all the same: `squeue --me` shows it."
-        ) from None
+        return _submitted_late(name)
     number = done.stdout.strip().partition(";")[0]  # "12" or "12;cluster"
     if done.returncode != 0 or not number.isdecimal():
-        raise LaunchError(f"sbatch refused {arguments[-1]}: {done.stderr.strip() or done.stdout.strip() or 'without a word'}")
+        raise LaunchError(f"sbatch refused {script}: {done.stderr.strip() or done.stdout.strip() or 'without a word'}")
     return number
+
+
+def _submitted_late(name: str) -> str:
+    """The number of a job that may have reached the queue although sbatch did not say so in time."""
+    found = (find_by_name([name]) or {}).get(name, "")
+    if not found:
+        raise LaunchError(
+            f"sbatch did not answer in {SBATCH_SECONDS:.0f} s. Is the Slurm controller up (`scontrol ping`)? "
+            f"Should the job reach the queue all the same, `squeue --me --name {name}` shows it."
+        )
+    return found
 
 
 def max_array_size(environ: Mapping[str, str]) -> int:
@@ -126,8 +134,3 @@ def parse_max_array_size(config: str) -> int:
     if size < 1:
         raise LaunchError("this cluster allows no job arrays (MaxArraySize=0): use launcher.chain=login, which profiles without them")
     return size
-
-
-def current_job(environ: Mapping[str, str]) -> str:
-    """The number of the Slurm job that this process is part of, empty outside of one."""
-    return environ.get("SLURM_JOB_ID", "")

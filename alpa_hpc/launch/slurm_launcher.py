@@ -5,7 +5,8 @@ The command returns when the jobs are in the queue; who follows it (`launcher.wa
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -13,20 +14,40 @@ from alpa_hpc.cluster.hardware import Submesh
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.batch import Allocation, BatchJob, batch_script
 from alpa_hpc.launch.executor import run_tasks
-from alpa_hpc.launch.follow import follow_job, wait_for_tasks
+from alpa_hpc.launch.follow import Watch, follow_job, wait_for_tasks
 from alpa_hpc.launch.launchers import DAY_SECONDS, RunSize, refuse_cancelled
 from alpa_hpc.launch.mpirun import check_can_launch_elsewhere
 from alpa_hpc.launch.options import Chain, LauncherOptions, SlurmOptions
 from alpa_hpc.launch.outcome import JobOutcome, NotStarted
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.profiling import ProfileTask
-from alpa_hpc.launch.queue import QueueState
+from alpa_hpc.launch.queue import QueueState, cancel
 from alpa_hpc.launch.slurm import check_sbatch, submit, with_site_defaults
 from alpa_hpc.launch.submission import Submission
 from alpa_hpc.launch.views import is_cancelled
 from alpa_hpc.launch.watching import QueueTeller, tell_submitted, training_progress
 
 ONE_PROCESS = Submesh(1, 1)
+
+
+def both(tell: Watch, advance: Callable[[], None]) -> Watch:
+    """Watches the queue and the run."""
+
+    def watch(states: Mapping[str, QueueState]) -> None:
+        tell(states)
+        advance()
+
+    return watch
+
+
+@contextmanager
+def cancelled_on_the_way_out(submissions: Sequence[Submission]) -> Generator[None]:
+    """Cancel jobs should the block be left by an exception: nobody would wait for them."""
+    try:
+        yield
+    except BaseException:
+        cancel([one.job_id for one in submissions])
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,7 @@ class SlurmLauncher:
                 return self._followed(paths, (*planning, *training), both)
             case Chain.LOGIN:
                 tell_submitted(paths, planning)
-                self._follow(paths, JobKind.PLAN)
+                self._follow(paths, JobKind.PLAN, "the planning job goes on, but with launcher.chain=login nobody will submit training now")
                 return self._followed(paths, self._submit(paths, self._training_job()), (JobKind.TRAIN,))
 
     def planned(self, paths: RunPaths) -> None:
@@ -82,14 +103,13 @@ class SlurmLauncher:
 
     def scripts(self, paths: RunPaths) -> str:
         """See Launcher. How many profiling tasks an array has is what planning finds out; here it is as many as run at a time."""
-        tasks = tuple(range(self.size.max_parallel))
-        parts = {
+        tasks = tuple(range(self.size.max_parallel)) if self.options.chain is Chain.INSIDE else ()
+        shown = {
             "planning job": self._planning_job(),
             "profiling tasks, one array for each size of mesh": self._profiling_job(ONE_PROCESS, tasks),
             "training job": self._training_after("PLANNING_JOB") if self.options.chain is Chain.DEPENDENCY else self._training_job(),
         }
-        shown = {name: job for name, job in parts.items() if job.kind is not JobKind.PROFILE or self.options.chain is Chain.INSIDE}
-        return "\n".join(f"# ---- {name}\n{batch_script(job, paths, self._flags())}" for name, job in shown.items())
+        return "\n".join(f"# ---- {name}\n{batch_script(job, paths, self._flags())}" for name, job in shown.items() if job.tasks)
 
     def _profile_as_arrays(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> dict[int, JobOutcome]:
         submissions: list[Submission] = []
@@ -102,7 +122,8 @@ class SlurmLauncher:
                 if is_cancelled(paths):
                     raise
                 outcomes |= dict.fromkeys(numbers, NotStarted(str(refused)))
-        return outcomes | wait_for_tasks(paths, submissions, max_pending_seconds=self.max_pending_seconds)
+        with cancelled_on_the_way_out(submissions):
+            return outcomes | wait_for_tasks(paths, submissions, max_pending_seconds=self.max_pending_seconds)
 
     def _profile_inside(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> dict[int, JobOutcome]:
         small = [task.number for task in tasks if task.submesh == ONE_PROCESS]
@@ -117,26 +138,20 @@ class SlurmLauncher:
     def _followed(self, paths: RunPaths, submitted: Sequence[Submission], kinds: Sequence[JobKind]) -> bool:
         """Say what is in the queue, and follow the jobs of `kinds` to their end, if that is wished; whether it was."""
         tell_submitted(paths, submitted)
-        try:
-            for kind in kinds if self.options.wait else ():
-                self._follow(paths, kind)
-        except KeyboardInterrupt:
-            sys.stderr.write(f"no longer following; the jobs go on, `python -m alpa_hpc cancel {paths.root}` would end them\n")
-            raise
+        for kind in kinds if self.options.wait else ():
+            self._follow(paths, kind, f"the jobs go on, and `python -m alpa_hpc cancel {paths.root}` would end them")
         return self.options.wait
 
-    def _follow(self, paths: RunPaths, kind: JobKind) -> None:
+    def _follow(self, paths: RunPaths, kind: JobKind, after_leaving: str) -> None:
+        """Show a job's way to its end; `after_leaving` is told to a person who leaves by Ctrl-C."""
         teller = QueueTeller()
-        if kind is JobKind.PLAN:
-            follow_job(paths, kind, teller.watch)
-            return
-        with training_progress(paths, self.size.num_steps) as advance:
-
-            def watch(states: Mapping[str, QueueState]) -> None:
-                teller.watch(states)
-                advance()
-
-            follow_job(paths, kind, watch)
+        steps = training_progress(paths, self.size.num_steps) if kind is JobKind.TRAIN else nullcontext(lambda: None)
+        try:
+            with steps as advance:
+                follow_job(paths, kind, both(teller.watch, advance))
+        except KeyboardInterrupt:
+            sys.stderr.write(f"no longer following: {after_leaving}\n")
+            raise
 
     def _flags(self) -> SlurmOptions:
         return with_site_defaults(self.options.slurm, os.environ)

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,10 @@ def test_only_what_is_timed_has_its_node_alone() -> None:
 
 def test_a_job_is_found_by_a_name_that_says_its_kind_and_no_other_run_has() -> None:
     other = RunPaths(RUN.root.with_name("20250102-030405-9c8b7a"))
-    names = {job_name(paths, kind) for paths in (RUN, other) for kind in JobKind}
-    assert len(names) == 6
-    assert job_name(RUN, JobKind.TRAIN) == "train-quickstart-3f2a1b"
+    jobs = (PLAN, PROFILE, replace(PROFILE, tasks=(8, 9)), TRAIN)
+    names = {job_name(paths, job) for paths in (RUN, other) for job in jobs}
+    assert len(names) == 8
+    assert job_name(RUN, TRAIN) == "train-quickstart-3f2a1b"
 
 
 @pytest.mark.parametrize("paths", [RUN, ODD_RUN], ids=["plain", "odd"])

@@ -113,7 +113,7 @@ def test_a_job_is_submitted_and_on_record(tmp_path: Path, run: RunPaths) -> None
     script = run.logs / "plan" / "plan.sh"
     assert (tmp_path / "arguments").read_text().splitlines() == ["--parsable", str(script)]
     assert script.read_text() == (tmp_path / "script").read_text() == submitted.script == batch_script(PLAN, run, OPTIONS)
-    assert (submitted.job_id, submitted.tasks, submitted.is_array, submitted.job_name) == ("12", (0,), False, job_name(run, JobKind.PLAN))
+    assert (submitted.job_id, submitted.tasks, submitted.is_array, submitted.job_name) == ("12", (0,), False, job_name(run, PLAN))
     assert read_submissions(run) == (submitted,)
 
 
@@ -143,10 +143,10 @@ def test_what_sbatch_refuses_it_says_itself(answer: str, said: str, tmp_path: Pa
 
 def test_an_sbatch_that_does_not_answer_is_not_waited_for(tmp_path: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "SBATCH_SECONDS", 0.2)
-    with pytest.raises(LaunchError, match=r"did not answer in 0 s.*scontrol ping.*may be in the queue all the same"):
+    with pytest.raises(LaunchError, match=r"did not answer in 0 s.*scontrol ping.*reach the queue all the same.*squeue --me --name plan-"):
         submit(PLAN, run, OPTIONS, fake_command(tmp_path, "sbatch", "exec sleep 30"))
     (record,) = read_submissions(run)
-    assert (record.job_id, record.job_name) == ("", job_name(run, JobKind.PLAN)), "by its name it is found again"
+    assert (record.job_id, record.job_name) == ("", job_name(run, PLAN)), "by its name it is found again"
 
 
 def test_without_sbatch_nothing_is_written(tmp_path: Path, run: RunPaths) -> None:
@@ -174,7 +174,7 @@ def test_a_job_whose_submitter_is_killed_stands_on_record_by_its_name(tmp_path: 
     done = subprocess.run([sys.executable, "-c", SUBMITTER, str(run.root)], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     (record,) = read_submissions(run)
-    assert (record.kind, record.job_id, record.job_name) == (JobKind.PLAN, "", job_name(run, JobKind.PLAN))
+    assert (record.kind, record.job_id, record.job_name) == (JobKind.PLAN, "", job_name(run, PLAN))
 
 
 def test_the_account_of_an_earlier_attempt_is_gone_before_sbatch_is_asked(tmp_path: Path, run: RunPaths) -> None:
@@ -261,3 +261,11 @@ def test_where_there_is_no_scontrol_slurms_own_default_holds() -> None:
 def test_a_site_without_arrays_is_refused_with_a_way_out() -> None:
     with pytest.raises(LaunchError, match=r"MaxArraySize=0.*launcher\.chain=login"):
         parse_max_array_size("MaxArraySize = 0\n")
+
+
+def test_a_job_that_reached_the_queue_after_all_is_taken(tmp_path: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "SBATCH_SECONDS", 0.2)
+    monkeypatch.setattr(slurm, "find_by_name", lambda names: dict.fromkeys(names, "31"))
+    (submitted,) = submit(PLAN, run, OPTIONS, fake_command(tmp_path, "sbatch", "exec sleep 30"))
+    assert submitted.job_id == "31"
+    assert read_submissions(run) == (submitted,)

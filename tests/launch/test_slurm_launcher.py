@@ -200,7 +200,7 @@ def test_who_stops_following_is_told_that_the_jobs_go_on(
     with pytest.raises(KeyboardInterrupt):
         launcher_of(wait=True).plan_and_train(run)
     assert site.jobs
-    assert f"the jobs go on, `python -m alpa_hpc cancel {run.root}` would end them" in capsys.readouterr().err
+    assert f"the jobs go on, and `python -m alpa_hpc cancel {run.root}` would end them" in capsys.readouterr().err
 
 
 # ---- sizes
@@ -281,3 +281,15 @@ def test_who_follows_sees_the_queue_and_the_steps(
     shown = capsys.readouterr().err
     assert site.jobs and "5.25" in shown
     assert shown.count("job 11: waits in the queue (Resources)") == 2, "once for each job that is followed"
+
+
+def test_arrays_are_cancelled_when_the_planning_job_is_stopped(run: RunPaths, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise LaunchError("this job was asked to stop")
+
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm_launcher, "wait_for_tasks", stopped)
+    monkeypatch.setattr(slurm_launcher, "cancel", cancelled.extend)
+    with pytest.raises(LaunchError, match="asked to stop"):
+        launcher_of().profile(run, [ProfileTask(0, Submesh(1, 1), ())])
+    assert len(cancelled) == len(site.jobs) == 1

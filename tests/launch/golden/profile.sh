@@ -4,7 +4,7 @@
 #SBATCH --array=0-5%2
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=4
-#SBATCH --job-name=profile-quickstart-3f2a1b
+#SBATCH --job-name=profile-quickstart-3f2a1b-0004
 #SBATCH --no-requeue
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

@@ -8,7 +8,7 @@
 #SBATCH --exclude=node7
 #SBATCH --gres=gpu:a100:4
 #SBATCH --hint=nomultithread
-#SBATCH --job-name=profile-quickstart-3f2a1b
+#SBATCH --job-name=profile-quickstart-3f2a1b-0004
 #SBATCH --mail-type=END,FAIL
 #SBATCH --mem=64G
 #SBATCH --nice=0
