@@ -1,4 +1,4 @@
-"""Does a run's loss curve equal that of one device? `python benchmarks/curve.py RUN_DIR`
+"""Does a run's loss curve equal that of one device? `python benchmarks/curve.py RUN_DIR`.
 
 Trains the run's config again on one device, microbatch by microbatch and without any plan, and prints both losses of every tenth step and
 the largest relative difference of all steps. Sums in another order round differently, and training amplifies that: exit status 1 beyond
