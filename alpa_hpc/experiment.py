@@ -197,13 +197,19 @@ def profile_run(paths: RunPaths, task: int) -> None:
     config = load_config(paths.config)
     submesh = profile_requests(paths, task)[0].submesh
     if submesh.num_devices == 1:
-        profile_here(paths, task)
+        profile_alone(paths, task)
         return
     with explained_by_ranks(paths.failures(JobKind.PROFILE, task)):
         run_ranks(ranks_on(config, submesh), (str(job_script("profile_rank")), str(paths.root), str(task)), os.environ)
 
 
 def profile_here(paths: RunPaths, task: int) -> None:
+    """A profiling task in this process, which reports as a job of its own would."""
+    with reporting(paths, JobKind.PROFILE, task):
+        profile_alone(paths, task)
+
+
+def profile_alone(paths: RunPaths, task: int) -> None:
     """Time the stages of a request file in this process; one that does not compile or fit has failed, and the others go on."""
     config, requests = load_config(paths.config), profile_requests(paths, task)
     use_site(config.site)
