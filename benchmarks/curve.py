@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 
 from alpa_hpc.config import load_config
-from alpa_hpc.experiment import open_training_data, prepared
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.launch.paths import open_run
+from alpa_hpc.parts import open_training_data, prepared
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.metrics import read_metrics
 

@@ -25,8 +25,9 @@ from alpa_hpc.baselines.restriction import FREE
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.config import ExperimentConfig, compose_experiment
 from alpa_hpc.errors import AlpaError
-from alpa_hpc.experiment import launcher_for, plan_experiment, prepared
+from alpa_hpc.experiment import launcher_for, plan_experiment
 from alpa_hpc.launch.paths import RunPaths
+from alpa_hpc.parts import prepared
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, analytic_seconds, simulate_stages
 from alpa_hpc.report.stopwatch import Stopwatch
 from alpa_hpc.stages.objective import StageChoice

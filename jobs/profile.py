@@ -11,7 +11,7 @@ def main(root: str, task: str) -> None:
     """Run the task with number `task` of the run folder `root`."""
     paths = open_run(Path(root))
     with reporting(paths, JobKind.PROFILE, int(task)):
-        from alpa_hpc.experiment import profile_run  # within, so that a broken installation is reported, too
+        from alpa_hpc.profile_job import profile_run  # within, so that a broken installation is reported, too
 
         profile_run(paths, int(task))
 

@@ -13,7 +13,7 @@ def main(root: str, task: str) -> None:
     abort_on_error("a rank that has not joined its mesh yet")
     paths = open_run(Path(root))
     with recording_failure(paths.failures(JobKind.PROFILE, int(task))):
-        from alpa_hpc.experiment import profile_rank  # within, so that a broken installation is reported, too
+        from alpa_hpc.profile_job import profile_rank  # within, so that a broken installation is reported, too
 
         profile_rank(paths, int(task))
 

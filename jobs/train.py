@@ -11,7 +11,7 @@ def main(root: str) -> None:
     """Run the job on the run folder `root`."""
     paths = open_run(Path(root))
     with reporting(paths, JobKind.TRAIN):
-        from alpa_hpc.experiment import train_run  # within, so that a broken installation is reported, too
+        from alpa_hpc.train_job import train_run  # within, so that a broken installation is reported, too
 
         train_run(paths)
 

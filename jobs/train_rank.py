@@ -13,7 +13,7 @@ def main(root: str) -> None:
     abort_on_error("a rank that has not joined its mesh yet")
     paths = open_run(Path(root))
     with recording_failure(paths.failures(JobKind.TRAIN)):
-        from alpa_hpc.experiment import train_rank  # within, so that a broken installation is reported, too
+        from alpa_hpc.train_job import train_rank  # within, so that a broken installation is reported, too
 
         train_rank(paths)
 

@@ -18,16 +18,17 @@ from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from alpa_hpc.config import load_config
-from alpa_hpc.experiment import open_training_data, prepared, read_plan, training_job
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.paths import open_run
+from alpa_hpc.parts import open_training_data, prepared
 from alpa_hpc.profiling.store import read_store
 from alpa_hpc.runtime.assemble import Assembly, compile_tasks
 from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec
 from alpa_hpc.runtime.update_tasks import leaf_layouts
 from alpa_hpc.sharding.hlo import CollectiveKind, collectives
+from alpa_hpc.train_job import read_plan, training_job
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.metrics import read_metrics
 from alpa_hpc.training.run import assemble_plan

@@ -83,11 +83,13 @@ def stage(*overrides: str) -> str:
     import jax
 
     from alpa_hpc.config import compose_experiment
-    from alpa_hpc.experiment import plan_run, prepared, read_plan
+    from alpa_hpc.experiment import plan_run
     from alpa_hpc.launch.paths import new_run
+    from alpa_hpc.parts import prepared
     from alpa_hpc.planner.lookup import stages_of_plan
     from alpa_hpc.profiling.measure import time_function
     from alpa_hpc.runtime.lone import example, lone_tasks
+    from alpa_hpc.train_job import read_plan
 
     config = compose_experiment("quickstart", ("mode=plan", *overrides))
     with tempfile.TemporaryDirectory(prefix="alpa_hpc-doctor-") as base:

@@ -13,6 +13,7 @@ from alpa_hpc.launch.locations import job_script
 from alpa_hpc.launch.paths import JobKind, RunPaths, new_run
 from alpa_hpc.launch.status import JobState, read_status
 
+ENTRIES = ("experiment.py", "profile_job.py", "train_job.py")
 EXPERIMENT = """
 import os
 from mpi4py import MPI
@@ -62,14 +63,15 @@ def train_rank(paths):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with the real package and scripts, in which only the experiment is a small one."""
+    """A checkout with the real package and scripts, in which only what the scripts call is small."""
     package = Path(str(alpa_hpc.__file__)).parent
     root = tmp_path / "checkout"
     (root / "alpa_hpc").mkdir(parents=True)
     for entry in package.iterdir():
-        if entry.name not in ("experiment.py", "__pycache__"):
+        if entry.name not in (*ENTRIES, "__pycache__"):
             (root / "alpa_hpc" / entry.name).symlink_to(entry)
-    (root / "alpa_hpc" / "experiment.py").write_text(EXPERIMENT)
+    for name in ENTRIES:
+        (root / "alpa_hpc" / name).write_text(EXPERIMENT)
     (root / "jobs").symlink_to(job_script("plan").parent)
     return root
 

@@ -1,0 +1,64 @@
+"""ExperimentConfig -> the parts that several jobs make from it alike: the traced step, the data, the cost store, ranks, the result."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from alpa_hpc.cluster.hardware import Submesh
+from alpa_hpc.config import ExperimentConfig
+from alpa_hpc.ir.flops import jaxpr_flops
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.launch.mpirun import ONE_THREAD, Place, Ranks
+from alpa_hpc.launch.options import LauncherKind
+from alpa_hpc.launch.paths import RunPaths
+from alpa_hpc.launch.site import Platform, site_environment
+from alpa_hpc.report.result import write_result
+from alpa_hpc.training.data import DataSource, open_data
+from alpa_hpc.training.prepare import Prepared, Timed, prepare, untimed
+
+
+def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:
+    """The traced and layered train step of a config."""
+    return prepare(config.model, config.training, config.layers, config.schedule.num_microbatches, timed)
+
+
+def open_training_data(config: ExperimentConfig) -> DataSource:
+    """The data of a config, in the shapes of its model."""
+    return open_data(config.data, config.model, vocabulary_of(config.model))
+
+
+def vocabulary_of(model: object) -> int:
+    """How many tokens a model knows: its field `vocab`, which text data needs."""
+    return int(getattr(model, "vocab", 0))
+
+
+def cost_store(config: ExperimentConfig, paths: RunPaths) -> Path:
+    """The folder of measured costs: the config's own, else the one that all runs share."""
+    return Path(config.profiling.store) if config.profiling.store else paths.costs
+
+
+def whole_cluster(config: ExperimentConfig) -> Submesh:
+    """All devices: what a training job takes."""
+    return Submesh(config.cluster.num_nodes, config.cluster.devices_per_node)
+
+
+def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:
+    """A rank on every device of a submesh."""
+    place = Place.ALLOCATION if config.launcher.kind is LauncherKind.SLURM else Place.THIS_MACHINE
+    threads = ONE_THREAD if config.site.platform is Platform.CPU else {}
+    settings = {**site_environment(config.site, os.environ), **threads}
+    asked = {name: str(value) for name, value in config.launcher.slurm.environment.items()} if place is Place.ALLOCATION else {}
+    return Ranks(submesh.num_devices, submesh.devices_per_node, place, {**settings, **asked})
+
+
+def counted_flop(step: LayeredStep) -> float:
+    """FLOP of an iteration by counting the traced operators."""
+    return float(sum(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)) * step.num_microbatches
+
+
+def store_result(config: ExperimentConfig, paths: RunPaths) -> None:
+    """Write result.json from what the jobs measured so far."""
+    batch = jax.tree.leaves(config.model.batch(config.training.batch_size))
+    tokens = max(leaf.size for leaf in batch)
+    write_result(paths, config.name, config.cluster.num_devices, tokens)
