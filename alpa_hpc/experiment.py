@@ -37,11 +37,14 @@ from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
+from alpa_hpc.report.words import chosen_words
 from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
 from alpa_hpc.training.prepare import Prepared
+
+IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
 
 
 def run(config: ExperimentConfig) -> Path:
@@ -108,7 +111,7 @@ def plan_here(paths: RunPaths) -> None:
 
 def plan_run(paths: RunPaths) -> None:
     """The planning job: write plan.json, planning.json and result.json, and have the training job follow."""
-    watch = Stopwatch({"import": process_age_seconds()})
+    watch = Stopwatch({"import": IMPORT_SECONDS})
     config = load_config(paths.config)
     launcher = launcher_for(config)
     made = prepared(config, watch.time)
@@ -119,6 +122,7 @@ def plan_run(paths: RunPaths) -> None:
     document = planning_document(record, made.step, watch.seconds, flop, os.cpu_count() or 1)
     write_json(paths.planning, {**fingerprint(config, plan), **document})
     store_result(config, paths)
+    sys.stderr.write(f"planned: {chosen_words(document)}\n")
     if config.mode is Mode.FULL:
         launcher.planned(paths)
 

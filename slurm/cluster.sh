@@ -24,13 +24,17 @@ PATH=$PATH:/usr/sbin:/sbin
 main() {
   local verb=${1:-help} purge=no
   shift || true
-  if [[ ${1:-} == --purge ]]; then purge=yes; shift; fi
-  state=$(realpath -m "${1:-${TMPDIR:-/tmp}/alpa-slurm-$(id -un)}")
+  local folders=() word
+  for word in "$@"; do
+    if [[ $word == --purge ]]; then purge=yes; else folders+=("$word"); fi
+  done
+  [[ ${#folders[@]} -le 1 ]] || fail "one STATE_DIR is enough, found ${folders[*]}"
+  state=$(realpath -m "${folders[0]:-${TMPDIR:-/tmp}/alpa-slurm-$(id -un)}")
   export SLURM_CONF=$state/slurm.conf
   case $verb in
     up) up ;;
     status) status ;;
-    down) down; if [[ $purge == yes ]]; then purge; fi ;;
+    down) down; if [[ $purge == yes ]]; then purge; echo "and its folder is removed"; fi ;;
     *) sed -n '2,/^NODES/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [[ $verb == help ]] ;;
   esac
 }

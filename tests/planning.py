@@ -27,7 +27,6 @@ TRAINING = TrainingOptions(
     seed=0,
     evaluate_every=2,
     evaluate_batches=1,
-    log_every=1,
 )
 LAYERS = LayerOptions(num_layers=3, imbalance=1.0)
 SEARCH = SearchOptions(

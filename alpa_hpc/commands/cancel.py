@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from alpa_hpc.commands.find import add_run_arguments, find_run
+from alpa_hpc.errors import StoreError
 from alpa_hpc.launch.evidence import JobPhase, JobView
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.process import ask_to_stop
@@ -28,7 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     add_run_arguments(parser)
     asked = parser.parse_args(arguments)
     paths = find_run(asked.run, asked.runs)
-    if not _is_open(view_run(paths)):
+    view = view_run(paths)
+    for line in view.torn:
+        sys.stderr.write(f"warning: {line}\n")
+    if not _is_open(view):
         sys.stdout.write(f"nothing of {paths.root} is left to cancel\n")
         return 0
     mark_cancelled(paths)
@@ -74,7 +78,10 @@ def _may_be_alive(job: JobView) -> bool:
 
 def _end_process(paths: RunPaths, job: JobView) -> bool:
     """Stop a job that is a process of this machine, by its own account, and say whether; elsewhere nothing can be done from here."""
-    status = read_status(paths, job.kind, job.task)
+    try:
+        status = read_status(paths, job.kind, job.task)
+    except StoreError:
+        return False
     if status is None or status.state is not JobState.RUNNING or status.host != socket.gethostname():
         return False
     return ask_to_stop(status.pid, status.started)

@@ -40,8 +40,8 @@ def all_roots(runs: Path) -> tuple[Path, ...]:
 
 
 def _by_id(name: str, folder: Path, runs: Path) -> Path:
-    """The one run whose id, or EXPERIMENT/id, begins with `name`."""
-    found = [root for root in all_roots(runs) if root.name.startswith(name) or f"{root.parent.name}/{root.name}".startswith(name)]
+    """The one run whose id, or EXPERIMENT/id, begins with `name`, or whose jobs squeue shows under it."""
+    found = [root for root in all_roots(runs) if _is_meant(name, root)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -49,6 +49,11 @@ def _by_id(name: str, folder: Path, runs: Path) -> Path:
         more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
         raise LaunchError(f"{name!r} is the start of {len(found)} runs in {runs.absolute()}: {shown}{more}. Say more of the id.")
     raise _unknown(name, folder, runs)
+
+
+def _is_meant(name: str, root: Path) -> bool:
+    starts = root.name.startswith(name) or f"{root.parent.name}/{root.name}".startswith(name)
+    return starts or root.name.rpartition("-")[2] == name.rpartition("-")[2]
 
 
 def _unknown(name: str, folder: Path, runs: Path) -> AlpaError:

@@ -13,8 +13,10 @@ from alpa_hpc.commands.find import add_run_arguments, find_run
 from alpa_hpc.commands.progress import Progress, read_progress
 from alpa_hpc.commands.text import ago, duration, write_table
 from alpa_hpc.launch.evidence import JobPhase, JobView
+from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.views import RunPhase, RunView, view_run
+from alpa_hpc.report.words import chosen_words
 
 MAX_LIKE = 4  # as many profiling tasks in the same phase get a line each; more of them share one
 HEADERS = ("job", "state", "slurm", "nodes", "took", "since", "reason")
@@ -44,6 +46,7 @@ def as_json(view: RunView, progress: Progress) -> dict[str, Any]:
         "launcher": view.settings.launcher.value,
         "state": view.phase.value,
         "reason": view.reason,
+        "warnings": list(view.torn),
         "step": progress.step,
         "num_steps": progress.num_steps,
         "figures": progress.figures,
@@ -57,8 +60,12 @@ def write_status(view: RunView, progress: Progress, stream: TextIO) -> None:
     stream.write(f"run         {view.paths.root}\n")
     stream.write(f"experiment  {view.paths.name}, launcher {view.settings.launcher.value}\n")
     stream.write(f"state       {view.phase.value}{reason}\n")
+    if view.paths.planning.exists():
+        stream.write(f"plan        {chosen_words(read_json(view.paths.planning))}\n")
     if progress.step:
         stream.write(f"training    {progress.describe()}\n")
+    for line in view.torn:
+        stream.write(f"warning     {line}\n")
     if view.jobs:
         stream.write("\n")
         write_table(HEADERS, list(_rows(view)), stream)

@@ -66,7 +66,7 @@ def batch_script(job: BatchJob, paths: RunPaths, options: SlurmOptions) -> str:
         folder=str(paths.batch_log_folder(job.kind)).replace("%", "%%"),  # which sbatch would fill in
         job_name=job_name(paths, job),
         stderr_to_stdout=True,
-        setup=[*options.setup, *exports] or None,
+        setup=[*_guarded(options.setup), *exports] or None,
         use_srun=False,
         map_count=len(job.tasks) if job.is_array else None,
         array_parallelism=job.max_parallel,
@@ -76,6 +76,14 @@ def batch_script(job: BatchJob, paths: RunPaths, options: SlurmOptions) -> str:
         time=None,  # pyright: ignore[reportArgumentType] - left out here: it is among our own flags, if it was asked for
         additional_parameters=flags,
     )
+
+
+def _guarded(setup: Sequence[str]) -> list[str]:
+    """Setup lines, the first failing one of which ends the job: a module that is not there would else be missed much later."""
+    if not setup:
+        return []
+    say = 'echo "a line of launcher.slurm.setup failed with $code: $BASH_COMMAND" >&2'
+    return [f"trap 'code=$?; {say}; exit $code' ERR", *setup, "trap - ERR"]
 
 
 def sbatch_flags(job: BatchJob, options: SlurmOptions) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Evidence:
     has_result: the file that it writes at its end is there
     has_begun:  the folder of its log is there
     is_askable: Slurm answered when asked for jobs by name, where it had to be
+    torn:       why its marker cannot be read; empty where it can, or is not there
     """
 
     kind: JobKind
@@ -84,6 +85,7 @@ class Evidence:
     has_result: bool
     has_begun: bool
     is_askable: bool
+    torn: str = ""
 
     @property
     def slurm_id(self) -> str:
@@ -165,9 +167,11 @@ def _verdict(evidence: Evidence, now: float) -> Verdict:
     if evidence.state is not None:
         return _by_queue(evidence, evidence.state, now)
     if evidence.submission is not None:
-        return _by_name(evidence)
+        return _by_name(evidence, evidence.submission)
     if status is not None:
         return _by_process(status)
+    if evidence.torn:
+        return Verdict(JobPhase.UNKNOWN, evidence.torn)
     if evidence.has_result:
         return Verdict(JobPhase.DONE)
     return Verdict(JobPhase.PENDING, "starts, and has not reported yet") if evidence.has_begun else Verdict(JobPhase.WAITING)
@@ -204,11 +208,14 @@ def _of_silent_end(evidence: Evidence, state: QueueState, now: float) -> Verdict
     if state.phase is QueuePhase.COMPLETED and state.ended is not None and now - state.ended < SETTLE_SECONDS:
         return Verdict(JobPhase.RUNNING, "has ended, and its report is not visible yet")
     lack = "; it had not reported anything" if evidence.status is None else "; it had reported its start only"
+    lack = f"; {evidence.torn}" if evidence.torn else lack
     return Verdict(JobPhase.FAILED, state.describe() + lack)
 
 
-def _by_name(evidence: Evidence) -> Verdict:
-    """The verdict on a job that was handed to sbatch, whose answer was not noted."""
+def _by_name(evidence: Evidence, submission: Submission) -> Verdict:
+    """The verdict on a job that sbatch refused, or whose answer was not noted."""
+    if submission.refusal:
+        return Verdict(JobPhase.FAILED, submission.refusal.partition("\n")[0])
     if not evidence.is_askable:
         return Verdict(JobPhase.UNKNOWN, "sbatch was asked for it, and Slurm cannot be asked what came of it")
     return Verdict(JobPhase.WAITING, "sbatch was asked for it, and Slurm has no job of its name")

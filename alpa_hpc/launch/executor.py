@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,8 +90,19 @@ def _submit(kind: JobKind, paths: RunPaths, task: int, timeout_seconds: float) -
     executor = submitit.LocalExecutor(folder=paths.log_folder(kind, task), python=job_python())
     minutes = (timeout_seconds + 2 * STOP_SECONDS) / 60  # a backstop, should this process be killed; our own bound comes first
     executor.update_parameters(timeout_min=minutes, signal_delay_s=0, stderr_to_stdout=True)
-    job = executor.submit(become_job_script, kind, str(paths.root), task)
+    with deaf_to_ctrl_c():
+        job = executor.submit(become_job_script, kind, str(paths.root), task)
     return Submitted(kind, task, job, deadline=time.monotonic() + timeout_seconds)
+
+
+@contextmanager
+def deaf_to_ctrl_c() -> Generator[None]:
+    """Have what starts in the block take no notice of a terminal's Ctrl-C: this process hears it, and stops its jobs in good order."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def become_job_script(kind: JobKind, root: str, task: int) -> None:

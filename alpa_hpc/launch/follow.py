@@ -60,7 +60,7 @@ def wait_for_tasks(
         watch(states)
         for one in tuple(waiting):
             outcome = reported(paths, one)
-            if outcome is None and one.slurm_id in states:
+            if outcome is None and states.get(one.slurm_id) is not None:
                 outcome = judge(paths, one, states[one.slurm_id], max_pending_seconds)
             if outcome is not None:
                 outcomes[one.task] = outcome

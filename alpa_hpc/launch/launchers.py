@@ -1,7 +1,8 @@
 """Who runs the jobs of a run: this process itself, processes of this machine through submitit's local executor, or Slurm."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from alpa_hpc.launch.mpirun import Place, check_can_launch
 from alpa_hpc.launch.outcome import Ended, JobOutcome
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.profiling import ProfileTask
-from alpa_hpc.launch.views import is_cancelled
+from alpa_hpc.launch.views import is_cancelled, mark_cancelled
 from alpa_hpc.launch.watching import job_output, training_progress
 
 DAY_SECONDS = 86400.0
@@ -31,6 +32,16 @@ def refuse_cancelled(paths: RunPaths) -> None:
     """Raise LaunchError where somebody has cancelled the run since."""
     if is_cancelled(paths):
         raise LaunchError(f"the run {paths.root} was cancelled: no more jobs are started")
+
+
+@contextmanager
+def noting_a_stop(paths: RunPaths) -> Generator[None]:
+    """Note that a person stopped the run, lest its jobs count as failed; the stop goes on its way."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        mark_cancelled(paths)
+        raise
 
 
 class Launcher(Protocol):
@@ -124,14 +135,15 @@ class LocalLauncher:
 
     def plan(self, paths: RunPaths) -> bool:
         """See Launcher."""
-        run_job(JobKind.PLAN, paths, timeout_seconds=DAY_SECONDS, watch=job_output(paths, JobKind.PLAN))
+        with noting_a_stop(paths):
+            run_job(JobKind.PLAN, paths, timeout_seconds=DAY_SECONDS, watch=job_output(paths, JobKind.PLAN))
         return True
 
     def plan_and_train(self, paths: RunPaths) -> bool:
         """See Launcher."""
         self.plan(paths)
         refuse_cancelled(paths)
-        with training_progress(paths, self.size.num_steps) as advance:
+        with noting_a_stop(paths), training_progress(paths, self.size.num_steps) as advance:
             run_job(JobKind.TRAIN, paths, timeout_seconds=DAY_SECONDS, watch=advance)
         return True
 

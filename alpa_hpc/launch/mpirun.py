@@ -55,7 +55,7 @@ def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str])
     code = run_mpirun(mpirun_command(ranks, program, environ), rank_environment(ranks, environ))
     if code != 0:
         raise LaunchError(
-            f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; the first traceback above says why"
+            f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; what its ranks said stands above"
         )
 
 
@@ -82,7 +82,7 @@ def check_can_launch(num_ranks: int, place: Place, environ: Mapping[str, str]) -
         case Place.THIS_MACHINE:
             _check_machine_carries(num_ranks)
         case Place.ALLOCATION:
-            _refuse_root(environ)
+            refuse_root(environ)
             _check_allocation_carries(num_ranks, environ)
 
 
@@ -200,7 +200,8 @@ def _refuse_slurm_step(environ: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_root(environ: Mapping[str, str]) -> None:
+def refuse_root(environ: Mapping[str, str]) -> None:
+    """Raise LaunchError where mpirun would refuse to start for being root."""
     if os.geteuid() == 0 and any(environ.get(name) != "1" for name in _ROOT_VARIABLES):
         raise LaunchError(f"mpirun refuses to run as root. Submit as a normal user; on a test bed set {' and '.join(_ROOT_VARIABLES)}=1")
 

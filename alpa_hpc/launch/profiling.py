@@ -78,10 +78,8 @@ class StoreProfiler:
         rows = self._rows()
         found: dict[str, Outcome] = {}
         for task in tasks:
-            end = ends[task.number]
-            found |= found_by(task, end, read_answer(self.paths, task.number), rows)
-            if isinstance(end, NotStarted):
-                self.not_started[task.submesh] = end.reason
+            found |= found_by(task, ends[task.number], read_answer(self.paths, task.number), rows)
+        self.not_started |= meshes_not_had(tasks, ends)
         return found
 
     def _rows(self) -> Mapping[str, ProfileRow]:
@@ -89,6 +87,13 @@ class StoreProfiler:
         for torn in contents.torn:
             sys.stderr.write(f"warning: {torn.path} counts as missing, its rows are measured again: {torn.reason}\n")
         return contents.rows
+
+
+def meshes_not_had(tasks: Sequence[ProfileTask], ends: Mapping[int, JobOutcome]) -> dict[Submesh, str]:
+    """The sizes of mesh for which no task at all was started, with the reason of one."""
+    refused = {task.submesh: end.reason for task in tasks if isinstance(end := ends[task.number], NotStarted)}
+    had = {task.submesh for task in tasks if not isinstance(ends[task.number], NotStarted)}
+    return {submesh: reason for submesh, reason in refused.items() if submesh not in had}
 
 
 def shares(requests: Sequence[ProfileRequest], num_shares: int) -> list[tuple[Submesh, tuple[ProfileRequest, ...]]]:

@@ -37,6 +37,7 @@ class QueueState:
     signal:    that ended the batch script; Slurm also counts causes of its own here (53: no log file, 125: out of memory)
     nodes:     as Slurm writes a list of them, such as node[1-2]
     ended:     seconds since 1970; None where Slurm names no end
+    name:      of the job; empty where it was not told
     """
 
     phase: QueuePhase
@@ -45,6 +46,7 @@ class QueueState:
     signal: int = 0
     nodes: str = ""
     ended: float | None = None
+    name: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -56,8 +58,8 @@ class QueueState:
         return _describe(self)
 
 
-JOB_FIELDS = ("JobArrayID", "State", "Reason", "exit_code", "EndTime", "NodeList")  # of `squeue --Format`
-_WIDTHS = (48, 32, 160, 16, 32, 256)  # fixed: older versions of squeue know no separators here
+JOB_FIELDS = ("JobArrayID", "State", "Reason", "exit_code", "EndTime", "NodeList", "Name")  # of `squeue --Format`
+_WIDTHS = (48, 32, 160, 16, 32, 256, 256)  # fixed: older versions of squeue know no separators here
 JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in zip(JOB_FIELDS, _WIDTHS, strict=True))
 NAME_FORMAT = "JobArrayID:48,Name:256"
 ACCOUNTING_FIELDS = "JobID,State,ExitCode,End,NodeList"  # of `sacct -o`
@@ -121,7 +123,12 @@ def never_starts(reason: str) -> bool:
 def parse_squeue(text: str) -> dict[str, QueueState]:
     """States by id from `squeue --noheader --array --Format=JOB_FORMAT`."""
     rows = (_columns(line) for line in text.splitlines() if line.strip())
-    return {row["JobArrayID"]: _state(row["State"], row["Reason"], row["exit_code"], row["EndTime"], row["NodeList"]) for row in rows}
+    return {row["JobArrayID"]: _named_state(row) for row in rows}
+
+
+def _named_state(row: Mapping[str, str]) -> QueueState:
+    state = _state(row["State"], row["Reason"], row["exit_code"], row["EndTime"], row["NodeList"])
+    return replace(state, name=row["Name"])
 
 
 def parse_names(text: str) -> dict[str, str]:
@@ -158,7 +165,7 @@ def _scontrol_states(text: str) -> Iterator[tuple[str, QueueState]]:
             continue
         job_id = f"{fields['ArrayJobId']}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
         state = _state(fields["JobState"], fields["Reason"], fields["ExitCode"], fields["EndTime"], fields.get("NodeList", ""))
-        yield job_id, state
+        yield job_id, replace(state, name=fields.get("JobName", ""))
 
 
 def _state(word: str, reason: str, code: str, end: str, nodes: str) -> QueueState:

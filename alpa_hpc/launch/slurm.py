@@ -23,6 +23,9 @@ from alpa_hpc.launch.submission import Submission, write_submission
 SBATCH_SECONDS = 60.0  # a controller under load answers late; beyond this it is down
 DEFAULT_MAX_ARRAY_SIZE = 1001  # Slurm's own default, where the site's cannot be read
 
+CONTROLLER_SECONDS = 300.0  # that a controller may be away, before what was to be submitted has failed
+
+_AWAY = re.compile("Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted")
 _FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMIX_", "PRTE_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
 _KEPT = (
     "SLURM_CONF",  # without these two the commands would not find their cluster
@@ -86,9 +89,33 @@ def _submit(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mapp
     for task in job.tasks:
         paths.status(job.kind, task).unlink(missing_ok=True)  # the account of an earlier attempt must not be taken for this one's
     write_submission(paths, asked)
-    submitted = replace(asked, job_id=_sbatch(path, name, environ))
+    try:
+        submitted = replace(asked, job_id=_sbatch_patiently(path, name, environ))
+    except LaunchError as refused:
+        write_submission(paths, replace(asked, refusal=str(refused)))
+        raise
     write_submission(paths, submitted)
     return submitted
+
+
+def _sbatch_patiently(script: Path, name: str, environ: Mapping[str, str]) -> str:
+    """Ask again while the controller is away: it is restarted now and then, and a run shall not be lost by that."""
+    give_up, pause = time.monotonic() + CONTROLLER_SECONDS, 2.0
+    while True:
+        try:
+            return _sbatch(script, name, environ)
+        except ControllerAwayError:
+            if time.monotonic() + pause > give_up:
+                raise
+        time.sleep(pause)
+        found = (find_by_name([name]) or {}).get(name)  # it may have got through all the same
+        if found:
+            return found
+        pause = min(2 * pause, 30.0)
+
+
+class ControllerAwayError(LaunchError):
+    """sbatch could not reach Slurm's controller; nothing was submitted."""
 
 
 def _sbatch(script: Path, name: str, environ: Mapping[str, str]) -> str:
@@ -97,6 +124,8 @@ def _sbatch(script: Path, name: str, environ: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired:
         return _submitted_late(name)
     number = done.stdout.strip().partition(";")[0]  # "12" or "12;cluster"
+    if _AWAY.search(done.stderr):
+        raise ControllerAwayError(f"sbatch could not submit {script}: {done.stderr.strip()}. Is the controller up (`scontrol ping`)?")
     if done.returncode != 0 or not number.isdecimal():
         raise LaunchError(f"sbatch refused {script}: {done.stderr.strip() or done.stdout.strip() or 'without a word'}")
     return number

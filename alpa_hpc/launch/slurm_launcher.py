@@ -16,7 +16,7 @@ from alpa_hpc.launch.batch import Allocation, BatchJob, batch_script
 from alpa_hpc.launch.executor import run_tasks
 from alpa_hpc.launch.follow import Watch, follow_job, wait_for_tasks
 from alpa_hpc.launch.launchers import DAY_SECONDS, RunSize, refuse_cancelled
-from alpa_hpc.launch.mpirun import check_can_launch_elsewhere
+from alpa_hpc.launch.mpirun import check_can_launch_elsewhere, refuse_root
 from alpa_hpc.launch.options import Chain, LauncherOptions, SlurmOptions
 from alpa_hpc.launch.outcome import JobOutcome, NotStarted
 from alpa_hpc.launch.paths import JobKind, RunPaths
@@ -68,6 +68,7 @@ class SlurmLauncher:
         """See Launcher."""
         check_sbatch(os.environ)
         check_can_launch_elsewhere(os.environ)
+        refuse_root(os.environ)  # now, not when training starts after hours in a queue
 
     def plan(self, paths: RunPaths) -> bool:
         """See Launcher."""

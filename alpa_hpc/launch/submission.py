@@ -4,7 +4,7 @@ The record is written before sbatch is asked, without a number, and again with i
 still found by its name, which holds the run's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Submission:
     job_name:  as squeue shows it; no other run has the same
     script:    the batch script that was submitted
     submitted: seconds since 1970
+    refusal:   why there is no such job, in sbatch's words; empty where it was not refused
     """
 
     kind: JobKind
@@ -32,6 +33,7 @@ class Submission:
     job_name: str
     script: str
     submitted: float
+    refusal: str = ""
 
     @property
     def file_name(self) -> str:
@@ -50,13 +52,23 @@ def write_submission(paths: RunPaths, submission: Submission) -> None:
 
 def read_submissions(paths: RunPaths) -> tuple[Submission, ...]:
     """All that was handed to Slurm for a run, in the order of time; StoreError where a record is torn or foreign."""
-    return tuple(sorted(_read_all(paths.submission_folder), key=lambda one: one.submitted))
+    return in_order(read_submission(path) for path in submission_files(paths))
 
 
-def _read_all(folder: Path) -> Iterator[Submission]:
-    for path in folder.glob("*.json"):
-        fields = read_json(path)
-        try:
-            yield Submission(**(fields | {"kind": JobKind(fields["kind"]), "tasks": tuple(fields["tasks"])}))
-        except (TypeError, KeyError, ValueError) as error:
-            raise StoreError(f"{path} is not a submission of this version ({error}): is it from another alpa_hpc?") from error
+def submission_files(paths: RunPaths) -> tuple[Path, ...]:
+    """The files of the records."""
+    return tuple(paths.submission_folder.glob("*.json"))
+
+
+def in_order(submissions: Iterable[Submission]) -> tuple[Submission, ...]:
+    """Submissions in the order of time."""
+    return tuple(sorted(submissions, key=lambda one: one.submitted))
+
+
+def read_submission(path: Path) -> Submission:
+    """One record; StoreError where it is torn or foreign."""
+    fields = read_json(path)
+    try:
+        return Submission(**(fields | {"kind": JobKind(fields["kind"]), "tasks": tuple(fields["tasks"])}))
+    except (TypeError, KeyError, ValueError) as error:
+        raise StoreError(f"{path} is not a submission of this version ({error}): is it from another alpa_hpc?") from error

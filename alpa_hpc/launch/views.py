@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from alpa_hpc.errors import StoreError
 from alpa_hpc.launch.evidence import Evidence, JobPhase, JobView, judge, judge_after_planning, knows_no_cause
 from alpa_hpc.launch.files import write_json
+from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import JobKind, RunPaths
-from alpa_hpc.launch.queue import QueueState, ask_queue, find_by_name
+from alpa_hpc.launch.queue import QueuePhase, QueueState, ask_queue, find_by_name
 from alpa_hpc.launch.settings import RunSettings, read_settings
 from alpa_hpc.launch.status import JobState, JobStatus, read_status
-from alpa_hpc.launch.submission import Submission, read_submissions
+from alpa_hpc.launch.submission import Submission, in_order, read_submission, submission_files
 
 __all__ = ["JobPhase", "JobView", "RunPhase", "RunView", "is_cancelled", "mark_cancelled", "view_run"]
 
@@ -38,26 +40,34 @@ class RunPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run at a glance; `reason` explains a phase that is not DONE, `jobs` are in the order in which they run."""
+    """A run at a glance; `reason` explains a phase that is not DONE, `jobs` are in the order in which they run.
+
+    `torn` has a line for each file that could not be read; what else is known stands all the same.
+    """
 
     paths: RunPaths
     settings: RunSettings
     phase: RunPhase
     reason: str
     jobs: tuple[JobView, ...]
+    torn: tuple[str, ...] = ()
 
 
 def view_run(paths: RunPaths, ask: Ask = ask_queue, find: Find = find_by_name) -> RunView:
     """What became of a run and of each of its jobs. The queue is asked only about jobs whose own marker leaves something open."""
-    settings = read_settings(paths)
-    submissions, is_askable = _with_numbers(read_submissions(paths), find)
+    torn: list[str] = []
+    settings = _settings(paths, torn)
+    submissions, is_askable = _with_numbers(_submissions(paths, torn), find)
     jobs = _jobs(paths, settings, submissions)
     evidence = [_evidence(paths, kind, task, submissions, is_askable=is_askable) for kind, task in jobs]
     evidence = _with_queue(paths, evidence, ask)
     cancelled = is_cancelled(paths)
     views = judge_after_planning([judge(one, now=time.time(), is_cancelled=cancelled) for one in evidence])
     phase, reason = _phase_of_run(views, is_cancelled=cancelled)
-    return RunView(paths, settings, phase, reason, views)
+    if torn and all(job.phase is JobPhase.WAITING for job in views):
+        phase, reason = RunPhase.UNKNOWN, torn[0]
+    reason = reason or _WHOLE.get(settings.jobs, "")
+    return RunView(paths, settings, phase, reason, views, tuple(torn))
 
 
 def mark_cancelled(paths: RunPaths) -> None:
@@ -72,6 +82,36 @@ def is_cancelled(paths: RunPaths) -> bool:
 
 
 _CANCELLED = "cancelled.json"
+
+
+_WHOLE: Mapping[tuple[JobKind, ...], str] = {(): "a dry run: nothing was submitted", (JobKind.PLAN,): "planning was all that was asked for"}
+
+
+def _settings(paths: RunPaths, torn: list[str]) -> RunSettings:
+    try:
+        return read_settings(paths)
+    except StoreError as error:
+        torn.append(str(error))
+        kind = LauncherKind.SLURM if submission_files(paths) else LauncherKind.LOCAL
+        return RunSettings(kind, (JobKind.PLAN, JobKind.TRAIN), 0)
+
+
+def _submissions(paths: RunPaths, torn: list[str]) -> tuple[Submission, ...]:
+    found: list[Submission] = []
+    for path in submission_files(paths):
+        try:
+            found.append(read_submission(path))
+        except StoreError as error:
+            torn.append(str(error))
+    return in_order(found)
+
+
+def _status(paths: RunPaths, kind: JobKind, task: int) -> tuple[JobStatus | None, str]:
+    """A job's marker, and why it cannot be read if so."""
+    try:
+        return read_status(paths, kind, task), ""
+    except StoreError as error:
+        return None, str(error)
 
 
 def _with_numbers(submissions: Sequence[Submission], find: Find) -> tuple[tuple[Submission, ...], bool]:
@@ -102,7 +142,8 @@ _ORDER = (JobKind.PLAN, JobKind.PROFILE, JobKind.TRAIN)
 def _evidence(paths: RunPaths, kind: JobKind, task: int, submissions: Sequence[Submission], *, is_askable: bool) -> Evidence:
     submission = next((one for one in reversed(submissions) if one.kind is kind and task in one.tasks), None)
     has_begun = paths.log_folder(kind, task).exists()
-    return Evidence(kind, task, read_status(paths, kind, task), submission, None, _has_result(paths, kind), has_begun, is_askable)
+    status, torn = _status(paths, kind, task)
+    return Evidence(kind, task, status, submission, None, _has_result(paths, kind), has_begun, is_askable, torn)
 
 
 def _has_result(paths: RunPaths, kind: JobKind) -> bool:
@@ -124,9 +165,16 @@ def _with_queue(paths: RunPaths, evidence: Sequence[Evidence], ask: Ask) -> list
     states = ask(sorted(ids))
     list(paths.status_folder.iterdir())  # makes a network file system look again
     return [
-        replace(one, state=states[one.slurm_id], status=read_status(paths, one.kind, one.task)) if one.slurm_id in ids else one
+        replace(one, state=_own(one, states[one.slurm_id]), status=_status(paths, one.kind, one.task)[0]) if one.slurm_id in ids else one
         for one in evidence
     ]
+
+
+def _own(evidence: Evidence, state: QueueState) -> QueueState:
+    """Slurm's word on a job, unless the number is that of another one: a controller that lost its state gives numbers out again."""
+    submission = evidence.submission
+    is_foreign = state.name and submission is not None and state.name != submission.job_name
+    return QueueState(QueuePhase.GONE, "its number is another job's now") if is_foreign else state
 
 
 def _is_settled(status: JobStatus | None) -> bool:

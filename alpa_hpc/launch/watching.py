@@ -1,6 +1,7 @@
 """A run in progress -> what a person who follows it sees on stderr: the queue's words as they change, and the steps of training."""
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ class QueueTeller:
 def tell_submitted(paths: RunPaths, submitted: Sequence[Submission]) -> None:
     """Say what is in the queue, and how to go on from here."""
     names = ", ".join(f"{one.kind.value} job {one.job_id}" for one in submitted)
-    sys.stderr.write(f"submitted {names}; `python -m alpa_hpc status {paths.root}` shows the run, `cancel` in its place ends it\n")
+    root = shlex.quote(str(paths.root))
+    sys.stderr.write(f"submitted {names}; `python -m alpa_hpc status {root}` shows the run, `cancel` in its place ends it\n")
 
 
 def job_output(paths: RunPaths, kind: JobKind) -> Callable[[], None]:

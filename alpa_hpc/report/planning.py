@@ -45,6 +45,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "iteration_flop": flop,
         "stage_bytes": list(chosen.stage_bytes),
         "memory_bytes": cluster.device.memory,
+        "device_kind": cluster.device.kind,
         "bubble_fractions": list(chosen.timeline.bubble_fractions),
         "replicated": replicated_report(chosen),
         "not_measured": not_measured_rows(record.refinement),

@@ -1,11 +1,13 @@
 """planning.json + training.json -> result.json and a few lines for people."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
+from alpa_hpc.report.words import measured_words, plan_words, seconds_words
 
 
 def write_result(paths: RunPaths, name: str, num_devices: int, tokens_a_step: int) -> dict[str, Any]:
@@ -32,9 +34,15 @@ def print_result(result: dict[str, Any]) -> None:
     """The figures a person looks for first."""
     planning = result["planning"]
     steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in planning["seconds"].items())
-    lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: {steps}", *(_plan_line(row) for row in planning["plans"])]
+    plans = sorted(planning["plans"], key=lambda row: row["simulated_seconds"])
+    counts = planning["counts"]
+    lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: {steps}"]
+    if counts["profile_tasks_new"] or counts["profile_tasks_reused"]:
+        lines.append(f"timed {counts['profile_tasks_new']} stages, and took {counts['profile_tasks_reused']} timings from the cost store")
+    lines.append("compared, by simulation; a stage is its layers, its devices (nodes x devices), its logical mesh:")
+    lines += [_plan_line(row) for row in plans]
     lines.append(
-        f"predicted step {planning['predicted_step_seconds'] * 1e3:.2f} ms on the described cluster, "
+        f"predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster, "
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
@@ -46,16 +54,13 @@ def print_result(result: dict[str, Any]) -> None:
         shares = f"{replicated['flop_share']:.1%} of FLOP, {replicated['bytes_share']:.1%} of bytes"
         lines.append(f"run whole on every device: {names} ({shares})")
     if "training" in result:
-        lines += _training_lines(result["training"])
+        lines += _training_lines(result["training"], planning)
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _plan_line(row: dict[str, Any]) -> str:
-    stages = " | ".join(
-        f"layers {one['layers'][0]}-{one['layers'][1]} on {one['shape'][0]}x{one['shape'][1]}{' remat' if one['remat'] else ''}"
-        for one in row["stages"]
-    )
-    return f"{'->' if row['chosen'] else '  '} {row['simulated_seconds'] * 1e3:10.2f} ms  {stages}"
+def _plan_line(row: Mapping[str, Any]) -> str:
+    mark = "->" if row["chosen"] else "  "
+    return f"{mark} {seconds_words(row['simulated_seconds']):>12}  {plan_words(row)}  ({measured_words(row)})"
 
 
 def not_measured_line(blanks: Sequence[Mapping[str, str]]) -> str:
@@ -68,10 +73,20 @@ def not_measured_line(blanks: Sequence[Mapping[str, str]]) -> str:
     return f"not measured: {', '.join(parts)}; first: {blanks[0]['label']}: {reason} (all in planning.json)"
 
 
-def _training_lines(training: dict[str, float]) -> list[str]:
+def _training_lines(training: Mapping[str, float], planning: Mapping[str, Any]) -> list[str]:
+    held_out = f", held out {training['first_held_out_loss']:.3f} -> {training['last_held_out_loss']:.3f}"
     return [
-        f"loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}, held out {training['first_held_out_loss']:.3f} -> "
-        f"{training['last_held_out_loss']:.3f} in {training['num_steps']} steps",
-        f"measured step {training['step_seconds'] * 1e3:.2f} ms, {training['tokens_per_second']:.0f} tokens/s, "
+        f"loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}"
+        f"{'' if math.isnan(training['last_held_out_loss']) else held_out} in {training['num_steps']} steps",
+        f"measured step {seconds_words(training['step_seconds'])} (median), {training['tokens_per_second']:.0f} tokens/s, "
         f"{training['tflops_per_device']:.4g} TFLOPS a device",
+        *_this_machine_lines(planning),
     ]
+
+
+def _this_machine_lines(planning: Mapping[str, Any]) -> list[str]:
+    """On CPU devices that share a machine's cores the described cluster is not what was measured."""
+    if planning["device_kind"] != "cpu":
+        return []
+    shared = seconds_words(planning["predicted_step_seconds_this_machine"])
+    return [f"(the described cluster is not this machine: where all devices share its cores, their work alone takes {shared} a step)"]

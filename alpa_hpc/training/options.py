@@ -15,7 +15,6 @@ class TrainingOptions:
     clip_norm:        largest global gradient norm; 0 turns clipping off
     evaluate_every:   steps between evaluations on held-out data; 0 turns them off
     evaluate_batches: batches (of `batch_size`) of one evaluation
-    log_every:        steps between lines of the log
     """
 
     batch_size: int
@@ -27,10 +26,9 @@ class TrainingOptions:
     seed: int
     evaluate_every: int
     evaluate_batches: int
-    log_every: int
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_steps", "evaluate_batches", "log_every"):
+        for name in ("batch_size", "num_steps", "evaluate_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
         for name in ("warmup_steps", "weight_decay", "clip_norm", "seed", "evaluate_every"):

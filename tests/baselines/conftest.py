@@ -19,7 +19,6 @@ TRAINING = TrainingOptions(
     seed=0,
     evaluate_every=0,
     evaluate_batches=1,
-    log_every=1,
 )
 CLUSTER = ClusterSpec("fast", 2, 4, DeviceSpec("slow", 1 << 30, 1e9, 1e9, 1e12, 1.0), Link(1e12, 1e-9), Link(1e12, 1e-9))
 

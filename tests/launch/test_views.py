@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alpa_hpc.errors import LaunchError, PlanError, StoreError
+from alpa_hpc.errors import LaunchError, PlanError
 from alpa_hpc.launch.evidence import SETTLE_SECONDS, JobPhase, JobView
 from alpa_hpc.launch.files import write_json
 from alpa_hpc.launch.paths import JobKind, RunPaths, new_run
@@ -355,14 +355,37 @@ def test_a_cancelled_run_keeps_what_ended_before(paths: RunPaths) -> None:
 # ---- what cannot be read
 
 
-def test_a_run_without_a_readable_config_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_readable_config_is_unknown_and_says_so(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "demo")
-    with pytest.raises(StoreError, match=r"config\.yaml is not there"):
-        view(paths)
+    seen = view(paths)
+    assert seen.phase is RunPhase.UNKNOWN
+    assert "config.yaml is not there" in seen.reason
     for text in ("mode: [", "mode: odd\n", "[]", "", "mode: full\nlauncher: {kind: cloud}\ntraining: {num_steps: 1}\n"):
         paths.config.write_text(text)
-        with pytest.raises(StoreError, match="not a config of this version"):
-            view(paths)
+        assert "not a config of this version" in view(paths).torn[0]
+
+
+def test_torn_files_hide_nothing_else(paths: RunPaths) -> None:
+    submit(paths, TRAIN, "7")
+    paths.config.write_text("mode: [")
+    paths.status(PLAN).write_text('{"a')
+    (paths.submission_folder / "plan.json").write_text("[]")
+    seen = view(paths, {"7": QueueState(QueuePhase.RUNNING)})
+    assert job(seen, TRAIN).phase is JobPhase.RUNNING, "so that it can be cancelled"
+    assert len(seen.torn) == 2
+    assert job(seen, PLAN).reason
+
+
+def test_a_number_that_is_another_jobs_now_is_not_ours(paths: RunPaths) -> None:
+    submit(paths, PLAN, "7")
+    foreign = QueueState(QueuePhase.RUNNING, name="somebody-elses")
+    assert job(view(paths, {"7": foreign}), PLAN).phase is JobPhase.FAILED
+
+
+def test_a_refused_submission_has_failed_with_the_words_of_sbatch(paths: RunPaths) -> None:
+    write_submission(paths, replace(submit(paths, PLAN, ""), refusal="sbatch refused it: invalid partition"))
+    seen = view(paths)
+    assert (seen.phase, seen.reason) == (RunPhase.FAILED, "plan: sbatch refused it: invalid partition")
 
 
 def test_a_look_at_a_run_needs_no_jax() -> None:

@@ -15,7 +15,7 @@ from alpa_hpc.training.options import TrainingOptions
 
 OPTIONS = TrainingOptions(
     batch_size=8, num_steps=4, learning_rate=0.5, warmup_steps=3, weight_decay=0.0, clip_norm=0.0,
-    seed=0, evaluate_every=0, evaluate_batches=1, log_every=1,
+    seed=0, evaluate_every=0, evaluate_batches=1,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from alpa_hpc.training.step import build_train_step
 
 OPTIONS = TrainingOptions(
     batch_size=8, num_steps=100, learning_rate=0.05, warmup_steps=0, weight_decay=0.0, clip_norm=0.0,
-    seed=0, evaluate_every=0, evaluate_batches=1, log_every=1,
+    seed=0, evaluate_every=0, evaluate_batches=1,
 )  # fmt: skip
 
 

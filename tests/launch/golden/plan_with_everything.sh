@@ -22,8 +22,10 @@
 #SBATCH --time=90
 
 # setup
+trap 'code=$?; echo "a line of launcher.slurm.setup failed with $code: $BASH_COMMAND" >&2; exit $code' ERR
 module purge
 module load cuda/12.4  # the site's
+trap - ERR
 export NCCL_DEBUG=WARN
 export NCCL_IB_TIMEOUT=22
 export TITLE='say "it'"'"'s $HOME"'
