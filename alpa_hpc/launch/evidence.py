@@ -16,7 +16,7 @@ from alpa_hpc.launch.queue import QueuePhase, QueueState, never_starts
 from alpa_hpc.launch.status import JobState, JobStatus
 from alpa_hpc.launch.submission import Submission
 
-_STOPPED = re.compile(r"\(SIGTERM\)|^mpirun .*ended with exit code")  # the words of `launch.status` and `launch.mpirun`
+_STOPPED = re.compile(r"\(SIGTERM\)|mpirun .*ended with exit code")  # the words of `launch.status` and `launch.mpirun`
 SETTLE_SECONDS = 60.0  # a file may show up this much later than Slurm's word, on a network file system
 
 

@@ -8,7 +8,9 @@ import ctypes
 import enum
 import importlib.util
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from alpa_hpc.errors import LaunchError
 
 BYTES_A_RANK = 450_000_000  # resident memory of a rank before any array: python, jax and mpi4py take 0.21 GB (measured), compiling the rest
 RANKS_A_CORE = 16  # beyond this the machine only switches between ranks
+LOG_BYTES = 100_000  # of the end of a log, in which mpirun's last words stand
 GRACE_SECONDS = 10.0  # mpirun itself gives its ranks 5 s between SIGTERM and SIGKILL
 
 _PR_SET_PDEATHSIG = 1
@@ -53,10 +56,28 @@ def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str])
     check_can_launch(ranks.num_ranks, ranks.place, environ)
     program = (sys.executable, "-P", *script)
     code = run_mpirun(mpirun_command(ranks, program, environ), rank_environment(ranks, environ))
+    dead = dead_rank(own_log_end())
+    if code != 0 and dead:
+        raise LaunchError(f"{dead}; mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}")
     if code != 0:
         raise LaunchError(
             f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; what its ranks said stands above"
         )
+
+
+def own_log_end() -> str:
+    """The end of the file that this process's stderr goes to, as a job's does; empty where that is no file."""
+    if not stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
+        return ""
+    with Path(f"/proc/self/fd/{sys.stderr.fileno()}").open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_BYTES))
+        return log.read().decode(errors="replace")
+
+
+def dead_rank(words: str) -> str:
+    """What mpirun said of a rank that a signal ended, such as "rank 1 on node1 was ended by signal 9 (Killed)"; else empty."""
+    found = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+(signal \d+ \([^)]*\))", words)
+    return f"rank {found[1]} on {found[2]} was ended by {found[3]}" if found else ""
 
 
 def find_mpirun(environ: Mapping[str, str]) -> Path:
@@ -128,7 +149,8 @@ def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_s
 
     SIGTERM and SIGINT to this process go to that group; what is left after `grace_seconds` is killed. Call it from the main thread.
     """
-    # A job script starts no threads of its own, so the warning about what a thread may hold at a fork does not bite.
+    # A job script starts no threads of its own, so the warning about what a thread may hold at a fork does not bite. And no pipe: should
+    # this process be killed, mpirun would trip over it and leave its ranks alone (tried).
     process = subprocess.Popen(command, env=dict(environment), process_group=0, preexec_fn=_end_with_parent)  # noqa: PLW1509
     received: list[int] = []
 

@@ -152,10 +152,11 @@ def test_an_exception_on_one_rank_ends_all(tmp_path: Path, capfd: pytest.Capture
 
 
 @pytest.mark.mpi
-def test_a_killed_rank_ends_all(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    del capfd  # makes stderr a file, as it is in a job
     script = rank_script(tmp_path, "if world.rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)\n")
     start = time.monotonic()
-    with pytest.raises(LaunchError, match="exit code"):
+    with pytest.raises(LaunchError, match=r"^rank 1 on \S+ was ended by signal 9 \(Killed\); mpirun with 2 ranks ended with exit code 137"):
         run_ranks(ranks(2), script, os.environ)
     assert time.monotonic() - start < 15
 
