@@ -18,6 +18,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -93,6 +94,12 @@ def compose_command_line(task: Callable[[Composed], None]) -> None:
     check_arguments(sys.argv[1:])
     register()
     hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
+
+
+def current_overrides() -> tuple[str, ...]:
+    """What the command line says beside the experiment and the folder of runs; within `compose_command_line`'s task alone."""
+    task: list[str] = list(HydraConfig.get().overrides.task)
+    return tuple(word for word in task if not word.startswith(("+experiment=", "runs=")))
 
 
 def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentConfig:

@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,11 +47,11 @@ from alpa_hpc.training.prepare import Prepared
 IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
 
 
-def run(config: ExperimentConfig) -> Path:
-    """Do what the command line asks, and return the run folder."""
+def run(config: ExperimentConfig, overrides: Sequence[str] = ()) -> Path:
+    """Do what the command line asks, and return the run folder; `overrides` are kept there for people."""
     launcher = launcher_for(config)
     check_run(config, launcher)
-    paths = new_run(config.runs, config.name)
+    paths = new_run(config.runs, config.name, overrides)
     write_config(config, paths.config)
     try:
         if started(config, launcher, paths):

@@ -9,11 +9,11 @@ from alpa_hpc.commands.find import add_runs_argument, all_roots
 from alpa_hpc.commands.progress import read_progress
 from alpa_hpc.commands.text import ago, write_table
 from alpa_hpc.errors import AlpaError
-from alpa_hpc.launch.paths import open_run
+from alpa_hpc.launch.paths import open_run, run_overrides
 from alpa_hpc.launch.queue import QueuePhase, QueueState, ask_queue
 from alpa_hpc.launch.views import RunPhase, view_run
 
-HEADERS = ("id", "experiment", "state", "training", "begun", "reason")
+HEADERS = ("id", "experiment", "state", "training", "begun", "overrides", "reason")
 NUM_SHOWN = 20
 
 Ask = Callable[[Sequence[str]], Mapping[str, QueueState]]
@@ -57,6 +57,7 @@ def _row(root: Path, ask: Ask) -> tuple[str, ...]:
     try:
         view = view_run(open_run(root), ask)
     except AlpaError as error:
-        return (root.name, root.parent.name, RunPhase.UNKNOWN.value, "", begun, str(error).partition("\n")[0])
+        return (root.name, root.parent.name, RunPhase.UNKNOWN.value, "", begun, "", str(error).partition("\n")[0])
+    overrides = " ".join(run_overrides(view.paths))
     progress = read_progress(view.paths.metrics, view.settings.num_steps)
-    return (root.name, root.parent.name, view.phase.value, progress.describe(), begun, view.reason)
+    return (root.name, root.parent.name, view.phase.value, progress.describe(), begun, overrides, view.reason)

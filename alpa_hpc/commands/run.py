@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 from alpa_hpc.commands.verb import STOPPED
-from alpa_hpc.config import Composed, compose_command_line, to_config
+from alpa_hpc.config import Composed, compose_command_line, current_overrides, to_config
 from alpa_hpc.errors import AlpaError
 
 CLOSED = 141  # the exit status of a shell's SIGPIPE: 128 + SIGPIPE
@@ -28,7 +28,7 @@ def run_command_line() -> int:
             config = to_config(composed)
             from alpa_hpc.experiment import run  # late: it needs jax, which --help, --cfg and a wrong number do not
 
-            run(config)
+            run(config, current_overrides())
 
     with _reported(failed):
         compose_command_line(task)

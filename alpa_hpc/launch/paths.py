@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,8 +133,11 @@ class RunPaths:
         return self.profile_folder / f"answer-{task:04d}.json"
 
 
-def new_run(base: Path, name: str) -> RunPaths:
-    """Create the folder of a new run of experiment `name` under `base` and return its paths; two callers never get the same."""
+def new_run(base: Path, name: str, overrides: Sequence[str] = ()) -> RunPaths:
+    """Create the folder of a new run of experiment `name` under `base` and return its paths; two callers never get the same.
+
+    `overrides` are noted in its marker, so that people can tell the runs of a sweep apart.
+    """
     if _NAME.fullmatch(name) is None or name == COSTS_FOLDER:
         raise ConfigError(f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r}")
     parent = base.expanduser().absolute() / name
@@ -145,8 +149,13 @@ def new_run(base: Path, name: str) -> RunPaths:
     paths = RunPaths(root)
     for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
         folder.mkdir(mode=0o700)
-    write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name})
+    write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name, "overrides": list(overrides)})
     return paths
+
+
+def run_overrides(paths: RunPaths) -> tuple[str, ...]:
+    """What the command line said beside the experiment."""
+    return tuple(str(word) for word in read_json(paths.marker).get("overrides", ()))
 
 
 def open_run(root: Path) -> RunPaths:
