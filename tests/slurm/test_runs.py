@@ -67,7 +67,7 @@ def test_a_sweep_submits_its_runs_and_list_shows_them(quickstart: Run, bed: Bed)
         assert read_json(run.paths.plan)["stages"] == read_json(quickstart.paths.plan)["stages"]
     listed = command(bed, "list", "--runs", f"{bed.state}/runs").stdout
     assert all(run.paths.root.name in listed for run in runs)
-    assert all(f"training.learning_rate={rate}" in listed for rate in ("1e-3", "3e-3")), "to tell them apart"
+    assert all(f"training.learning_rate={rate}" in listed for rate in ("0.001", "0.003")), "to tell them apart"
     for run in runs:
         command(bed, "cancel", str(run.paths.root))
         assert run.states()["run"] == "cancelled"
