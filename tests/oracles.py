@@ -1,12 +1,11 @@
 """Slow and obvious answers that the package's algorithms are compared with."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 import pulp
 
-from alpa_hpc.sharding.eliminate import Factor
 from alpa_hpc.sharding.problem import ShardingProblem
 
 
@@ -31,15 +30,6 @@ def best_by_enumeration(problem: ShardingProblem) -> float:
     """The optimum; inf where nothing fits or is allowed."""
     fitting = (choices for choices in all_choices(problem) if total_bytes(problem, choices) <= problem.memory_limit)
     return min((total_seconds(problem, choices) for choices in fitting), default=float("inf"))
-
-
-def factor_entry(factors: Iterable[Factor], states: Mapping[int, int]) -> np.ndarray:
-    """(score, seconds, fixed, inflight) of an assignment, summed over the factors."""
-    total = np.zeros(4)
-    for factor in factors:
-        at = tuple(states[v] for v in factor.scope)
-        total += (factor.score[at], *factor.parts[(slice(None), *at)])
-    return total
 
 
 def solve_paper_ilp(problem: ShardingProblem, solver: pulp.LpSolver) -> float:

@@ -23,11 +23,13 @@ class SolveStatus(Enum):
 
 
 class SolveMethod(Enum):
-    """The last means that was needed: reductions alone, elimination, or an ILP."""
+    """The last means that was needed: reductions alone, elimination, a Lagrangian bound, an ILP, or a search without a proof."""
 
     REDUCTION = auto()
     ELIMINATION = auto()
+    RELAXATION = auto()
     ILP = auto()
+    SEARCH = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Claim:
 class ShardingSolution:
     """One strategy a node, with `lower_bound` <= optimum <= `objective` in seconds an iteration and the gap relative to the objective.
 
-    `seconds` is how long the solve took; `size` the problem's size, `size_left` what reductions left of it.
+    `seconds` is how long the solve took, `peak_bytes` what the choices hold a device; `size` the problem's size, `size_left` what
+    reductions left of it.
     """
 
     choices: tuple[int, ...]
@@ -61,6 +64,7 @@ class ShardingSolution:
     status: SolveStatus
     method: SolveMethod
     seconds: float
+    peak_bytes: float
     size: ProblemSize
     size_left: ProblemSize
 
@@ -91,6 +95,7 @@ def certify(
         status=SolveStatus.PROVEN if difference <= tolerance else SolveStatus.TIME_LIMIT,
         method=method,
         seconds=seconds,
+        peak_bytes=checked.fixed_bytes + problem.inflight * checked.inflight_bytes,
         size=size_of(problem),
         size_left=size_left,
     )

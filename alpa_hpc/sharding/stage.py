@@ -9,14 +9,16 @@ problem.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 
 from alpa_hpc.errors import SolverError
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
 from alpa_hpc.sharding.dim_classes import awkward_values
-from alpa_hpc.sharding.eliminate import Elimination, Factor, Trace, back_substitute, combine, eliminate, make_factor
+from alpa_hpc.sharding.eliminate import Table
 from alpa_hpc.sharding.evaluate import evaluate
+from alpa_hpc.sharding.minimise import Minimum, fold_constants, minimise, restore
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.solve import SolverOptions, solve
@@ -52,10 +54,12 @@ class LayerWiring:
     live: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Message:
-    factors: tuple[Factor, ...]
-    trace: Trace
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """A layer's strategies, and what they cost by themselves."""
+
+    choices: tuple[int, ...]
+    value: StageValue
 
 
 Restrict = Callable[[LayerProblem], LayerProblem]  # the same problem with fewer strategies allowed
@@ -80,8 +84,9 @@ class StageSolver:
     general: SolverOptions = field(default_factory=SolverOptions)
     _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
-    _layers: dict[tuple[str, MemoryPrice], Elimination] = field(default_factory=dict)
-    _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], _Message] = field(default_factory=dict)
+    _layers: dict[tuple[str, MemoryPrice], Minimum] = field(default_factory=dict)
+    _restored: dict[tuple[str, MemoryPrice, tuple[int, ...]], _Restored] = field(default_factory=dict)
+    _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], Minimum] = field(default_factory=dict)
     _values: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], StageValue] = field(default_factory=dict)
     _wide: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], tuple[ChosenLayer, ...]] = field(default_factory=dict)
 
@@ -109,7 +114,7 @@ class StageSolver:
                 self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
             except TooWideError:
                 self._space[0] = SpecSpace.NARROW
-                for solved in (self._problems, self._layers, self._messages, self._values):
+                for solved in (self._problems, self._layers, self._restored, self._messages, self._values):
                     solved.clear()
         return self._space[0]
 
@@ -126,9 +131,14 @@ class StageSolver:
         return self._values[key]
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
-        left = eliminate(self._message(start, wiring, price).factors, frozenset(), TABLE_CAP)
-        total = combine(left.factors, (), ())
-        return StageValue(float(total.seconds), float(total.fixed), float(total.inflight))
+        if sum(float(table.score) for table in self._last(start, wiring, price).tables) == inf:
+            return StageValue(inf, inf, inf)
+        values = [layer.value for layer in self._restore(start, wiring, price)]
+        return StageValue(
+            sum(value.seconds for value in values),
+            sum(value.fixed_bytes for value in values),
+            sum(value.inflight_bytes for value in values),
+        )
 
     def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
         """The stage as one problem: reductions, elimination under the solver's own cap, and the ILP for what remains."""
@@ -151,19 +161,27 @@ class StageSolver:
         if (price, wiring) in self._wide:
             chosen = zip(self._wide[price, wiring], range(start, stop), strict=True)
             return tuple(ChosenLayer(self.problem(index), layer.choices) for layer, index in chosen)
-        message = self._message(start, wiring, price)
-        last = eliminate(message.factors, frozenset(), TABLE_CAP)
-        choices = back_substitute(last.trace, {})
-        for length in range(len(wiring), 0, -1):
-            choices = back_substitute(self._message(start, wiring[:length], price).trace, choices)
-        return tuple(self._chosen(start + i, i, place, choices, price) for i, place in enumerate(wiring))
+        layers = self._restore(start, wiring, price)
+        return tuple(ChosenLayer(self.problem(start + place), layer.choices) for place, layer in enumerate(layers))
 
-    def _chosen(self, index: int, place: int, wiring: LayerWiring, choices: Mapping[int, int], price: MemoryPrice) -> ChosenLayer:
-        problem = self.problem(index)
+    def _restore(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> list[_Restored]:
+        """The optimum, layer by layer."""
+        states = restore(self._last(start, wiring, price).undo, {})
+        for length in range(len(wiring), 0, -1):
+            states = restore(self._message(start, wiring[:length], price).undo, states)
+        return [self._restore_layer(start + place, one, place, states, price) for place, one in enumerate(wiring)]
+
+    def _restore_layer(self, index: int, wiring: LayerWiring, place: int, states: Mapping[int, int], price: MemoryPrice) -> _Restored:
+        layer, problem = self._layer(index, price), self.problem(index)
         numbers = _numbering(problem, wiring, place)
-        local = {node: choices[number] for node, number in numbers.items() if number in choices}
-        complete = back_substitute(self._layer(index, price).trace, local)
-        return ChosenLayer(problem, tuple(complete.get(node, 0) for node in range(len(problem.labels))))
+        outer = {node: states[numbers[node]] for node in sorted(layer.left)}
+        key = (wiring.content, price, tuple(outer.values()))
+        if key not in self._restored:
+            complete = restore(layer.undo, outer)
+            choices = tuple(complete.get(node, 0) for node in range(len(problem.labels)))
+            found = evaluate(problem.problem, choices)
+            self._restored[key] = _Restored(choices, StageValue(found.seconds, found.fixed_bytes, found.inflight_bytes))
+        return self._restored[key]
 
     def problem(self, index: int) -> LayerProblem:
         """The sharding problem of one layer; equal layers share its numbers."""
@@ -175,25 +193,29 @@ class StageSolver:
             self._problems[content] = self.restrict(built)
         return _renamed(self._problems[content], layer, updates)
 
-    def _layer(self, index: int, price: MemoryPrice) -> Elimination:
+    def _layer(self, index: int, price: MemoryPrice) -> Minimum:
         key = (layer_content(self.step, index), price)
         if key not in self._layers:
             problem = self.problem(index)
-            self._layers[key] = eliminate(problem_factors(problem.problem, price), frozenset(problem.ports), LAYER_CAP)
+            self._layers[key] = minimise(problem_tables(problem.problem, price), frozenset(problem.ports), LAYER_CAP)
         return self._layers[key]
 
-    def _message(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> _Message:
+    def _message(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> Minimum:
         key = (price, wiring)
         if key not in self._messages:
             *earlier, last = wiring
             place = len(earlier)
-            before = self._message(start, tuple(earlier), price).factors if earlier else ()
+            before = self._message(start, tuple(earlier), price).tables if earlier else ()
             numbers = _numbering(self.problem(start + place), last, place)
-            added = tuple(_renumbered(factor, numbers) for factor in self._layer(start + place, price).factors)
-            result = eliminate((*before, *added), last.live, TABLE_CAP)
+            added = tuple(_renumbered(table, numbers) for table in self._layer(start + place, price).tables)
+            result = minimise((*before, *added), last.live, TABLE_CAP)
             _check_done(result, last.live)
-            self._messages[key] = _Message(result.factors, result.trace)
+            self._messages[key] = result
         return self._messages[key]
+
+    def _last(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> Minimum:
+        """What is left when the ports of the last message leave too: numbers."""
+        return minimise(self._message(start, wiring, price).tables, frozenset(), TABLE_CAP)
 
 
 def layer_problem(step: LayeredStep, index: int, prices: MeshPrices, *, remat: bool, space: SpecSpace) -> LayerProblem:
@@ -214,9 +236,9 @@ class TooWideError(SolverError):
     """Elimination would need tables above the cap."""
 
 
-def _check_done(result: Elimination, live: frozenset[int]) -> None:
-    for factor in result.factors:
-        wide = [v for v in factor.scope if v not in live]
+def _check_done(result: Minimum, live: frozenset[int]) -> None:
+    for table in result.tables:
+        wide = [v for v in table.scope if v not in live]
         if wide:
             raise TooWideError(
                 f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
@@ -224,23 +246,19 @@ def _check_done(result: Elimination, live: frozenset[int]) -> None:
             )
 
 
-def problem_factors(problem: ShardingProblem, price: MemoryPrice) -> tuple[Factor, ...]:
-    """Node and edge costs as factors; bytes weigh in the score at their price. Nodes without a choice are no variables."""
-    factors: list[Factor] = []
-    for v, (seconds, fixed, inflight) in enumerate(zip(problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, strict=True)):
-        factors.append(_squeezed(make_factor((v,), seconds + price.fixed * fixed + price.inflight * inflight, fixed, inflight, seconds)))
-    for edge in problem.edges:
-        factors.append(_squeezed(make_factor((edge.source, edge.target), edge.costs, 0.0, 0.0, edge.costs)))
-    return tuple(factors)
+def problem_tables(problem: ShardingProblem, price: MemoryPrice) -> tuple[Table, ...]:
+    """Node and edge costs as tables; bytes count at their price. Nodes without a choice are no variables."""
+    columns = zip(problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, strict=True)
+    scores = [seconds + price.fixed * fixed + price.inflight * inflight for seconds, fixed, inflight in columns]
+    nodes = (_squeezed((v,), score) for v, score in enumerate(scores))
+    edges = (_squeezed((edge.source, edge.target), edge.costs) for edge in problem.edges)
+    return fold_constants((*nodes, *edges))
 
 
-def _squeezed(factor: Factor) -> Factor:
+def _squeezed(scope: tuple[int, ...], score: Costs) -> Table:
     """Without variables that have one state."""
-    wide = [axis for axis, size in enumerate(factor.score.shape) if size > 1]
-    if len(wide) == len(factor.scope):
-        return factor
-    shape = tuple(factor.score.shape[axis] for axis in wide)
-    return Factor(tuple(factor.scope[axis] for axis in wide), factor.score.reshape(shape), factor.parts.reshape(3, *shape))
+    wide = [axis for axis, size in enumerate(score.shape) if size > 1]
+    return Table(tuple(scope[axis] for axis in wide), score.reshape([score.shape[axis] for axis in wide]))
 
 
 @lru_cache(maxsize=65536)
@@ -324,8 +342,8 @@ def _numbering(problem: LayerProblem, wiring: LayerWiring, place: int) -> dict[i
     return numbers
 
 
-def _renumbered(factor: Factor, numbers: Mapping[int, int]) -> Factor:
-    return Factor(tuple(numbers[v] for v in factor.scope), factor.score, factor.parts)
+def _renumbered(table: Table, numbers: Mapping[int, int]) -> Table:
+    return Table(tuple(numbers[v] for v in table.scope), table.score)
 
 
 def stage_problem(step: LayeredStep, layers: Sequence[LayerProblem]) -> tuple[ShardingProblem, tuple[dict[int, int], ...]]:
