@@ -57,7 +57,13 @@ def test_large_costs_are_added_up_without_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{}", b'{"problem": {"nodes": {}}}', gzip.compress(b"{}", mtime=0)[:9], b'{"problem": {"nodes": 3, "edges": {}, "usage_limit": 1}}'],
+    [
+        b"",
+        b"{}",
+        b'{"problem": {"nodes": {}}}',
+        gzip.compress(b"{}", mtime=0)[:9],
+        b'{"problem": {"nodes": 3, "edges": {}, "usage_limit": 1}}',
+    ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "bad.json"
