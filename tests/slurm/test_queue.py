@@ -50,7 +50,7 @@ def made(folder: Path) -> RunPaths:
 
 
 def record(paths: RunPaths, kind: JobKind, job_id: str, tasks: tuple[int, ...] = (0,), name: str = "") -> None:
-    write_submission(paths, Submission(kind, tasks, kind is PROFILE, job_id, name or f"{kind.value}-demo", "", time.time()))
+    write_submission(paths, Submission(kind, tasks, kind is PROFILE, job_id, name or "wrap", "", time.time()))
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
