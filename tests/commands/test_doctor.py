@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,13 +130,28 @@ def test_an_unknown_flag_is_found_by_the_devices_check() -> None:
     assert (finding.verdict, "does not know: take it out" in finding.advice) == (Verdict.FAILED, True)
 
 
+def _comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """A killed process dies at its next time slice, which may come late on a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def _is_gone(status: Path) -> bool:
+    try:
+        return "(zombie)" in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_nothing_is_left_of_a_command_that_takes_too_long(tmp_path: Path) -> None:
     began = time.monotonic()
     ended = run_bounded(("sh", "-c", f"echo begun; sleep 60 & echo $! > {tmp_path}/pid; wait"), os.environ, seconds=3.0)
     assert ended == TimedOut(3.0, "begun\n")
     assert time.monotonic() - began < 30, "sleep would have taken a minute"
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
-    assert not status.exists() or "(zombie)" in status.read_text()
+    assert _comes_true(lambda: _is_gone(status)), status.read_text()
 
 
 def test_a_check_is_skipped_where_one_that_it_needs_failed(capsys: pytest.CaptureFixture[str]) -> None:
