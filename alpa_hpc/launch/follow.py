@@ -61,7 +61,7 @@ def wait_for_tasks(
         for one in tuple(waiting):
             outcome = reported(paths, one)
             if outcome is None and states.get(one.slurm_id) is not None:
-                outcome = judge(paths, one, states[one.slurm_id], max_pending_seconds)
+                outcome = judge(paths, one, states[one.slurm_id].of(one.submission.job_name), max_pending_seconds)
             if outcome is not None:
                 outcomes[one.task] = outcome
                 waiting.remove(one)

@@ -53,6 +53,10 @@ class QueueState:
         """Whether the job can do nothing any more."""
         return self.phase not in (QueuePhase.PENDING, QueuePhase.RUNNING, QueuePhase.UNKNOWN)
 
+    def of(self, job_name: str) -> "QueueState":
+        """This word for a job of that name: GONE where a controller that lost its state gave the number to another job."""
+        return self if self.name in ("", job_name) else QueueState(QueuePhase.GONE, "its number is another job's now")
+
     def describe(self) -> str:
         """What a person should know, in one line without a full stop."""
         return _describe(self)

@@ -16,7 +16,7 @@ from alpa_hpc.launch.evidence import Evidence, JobPhase, JobView, judge, judge_a
 from alpa_hpc.launch.files import write_json
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import JobKind, RunPaths
-from alpa_hpc.launch.queue import QueuePhase, QueueState, ask_queue, find_by_name
+from alpa_hpc.launch.queue import QueueState, ask_queue, find_by_name
 from alpa_hpc.launch.settings import RunSettings, read_settings
 from alpa_hpc.launch.status import JobState, JobStatus, read_status
 from alpa_hpc.launch.submission import Submission, in_order, read_submission, submission_files
@@ -171,10 +171,7 @@ def _with_queue(paths: RunPaths, evidence: Sequence[Evidence], ask: Ask) -> list
 
 
 def _own(evidence: Evidence, state: QueueState) -> QueueState:
-    """Slurm's word on a job, unless the number is that of another one: a controller that lost its state gives numbers out again."""
-    submission = evidence.submission
-    is_foreign = state.name and submission is not None and state.name != submission.job_name
-    return QueueState(QueuePhase.GONE, "its number is another job's now") if is_foreign else state
+    return state if evidence.submission is None else state.of(evidence.submission.job_name)
 
 
 def _is_settled(status: JobStatus | None) -> bool:

@@ -201,6 +201,16 @@ def test_a_task_that_slurm_ended_before_its_first_word_was_not_started(state: Qu
     assert clock.passed >= follow.SETTLE_SECONDS, "its marker may come late"
 
 
+@pytest.mark.parametrize("phase", [QueuePhase.RUNNING, QueuePhase.PENDING])
+@pytest.mark.usefixtures("clock")
+def test_a_number_that_is_another_jobs_now_is_neither_waited_for_nor_cancelled(
+    phase: QueuePhase, run: RunPaths, cancelled: list[str]
+) -> None:
+    outcomes = waited(run, Queue([QueueState(phase, name="of-somebody-else")]))
+    assert outcomes == {4: NotStarted(f"ended before it could report anything (Slurm job 12_0: {GONE.describe()})")}
+    assert cancelled == []
+
+
 @pytest.mark.usefixtures("clock", "cancelled")
 def test_a_task_that_slurm_ended_after_its_first_word_died(run: RunPaths) -> None:
     mark(run, 4, JobState.RUNNING)
