@@ -161,7 +161,7 @@ def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
     [
         ("mode=ful", "mode=ful .* expected one of: full, plan, dry_run"),
         ("name=a/b", "name is 'a/b'"),
-        ("training.batch_size=30", "batch_size=30 cannot be cut into .*=8"),
+        ("training.batch_size=30", "batch_size=30 cannot be cut into .*=4"),
         ("training.batch_size=0", "training: batch_size is 0"),
         ("training.learning_rate=0", "training: learning_rate"),
         ("training.learning_rate=nan", "training: learning_rate"),

@@ -18,7 +18,7 @@ from jax.stages import Compiled
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import Accumulation, LayeredStep
 from alpa_hpc.runtime.instructions import Layout
-from alpa_hpc.sharding.collectives import AXIS_NAMES, MeshCollectives
+from alpa_hpc.sharding.collectives import AXIS_NAMES, mesh_collectives
 from alpa_hpc.sharding.localise import Place
 from alpa_hpc.sharding.spec import Spec
 
@@ -43,7 +43,7 @@ class StageTask:
 def compile_task(task: StageTask, mesh: Mesh, options: CompilerOptions | None = None) -> Compiled:
     """Compile a task for all devices of a mesh with axes "x" and "y"; `options` are XLA's."""
     shape = MeshShape(*mesh.devices.shape)
-    local = task.function(Place(shape, MeshCollectives()))
+    local = task.function(Place(shape, mesh_collectives(mesh)))
 
     def on_tiles(*arguments: Local) -> tuple[Local, ...]:
         bare = [_map(_without_summand_dims, layout, value) for layout, value in zip(task.inputs, arguments, strict=True)]

@@ -1,4 +1,4 @@
-"""Fixtures on a real Slurm: `bed`, shared by a session, and `start_bed`, for a test that needs one with other knobs or of its own."""
+"""Fixtures on a real Slurm: `bed`, which a session shares, empty before each test, and `start_bed`, for a bed of a test's own."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,10 +21,17 @@ def slurm_is_here() -> None:
 
 
 @pytest.fixture(scope="session")
-def bed(slurm_is_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """Four idle nodes of 4 cores and 2 fake GPUs, for tests that leave them as they found them."""
+def shared_bed(slurm_is_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Four idle nodes of 4 cores and 2 fake GPUs."""
     with running(tmp_path_factory.mktemp("bed")) as bed:
         yield bed
+
+
+@pytest.fixture
+def bed(shared_bed: Bed) -> Iterator[Bed]:
+    """The bed of the session, for one test: its jobs end with it."""
+    yield shared_bed
+    shared_bed.leave_empty()
 
 
 @pytest.fixture

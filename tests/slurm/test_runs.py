@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.slow, pytest.mark.
 
 
 @pytest.fixture(scope="module")
-def quickstart(bed: Bed) -> Run:
+def quickstart(shared_bed: Bed) -> Run:
     """The quickstart through four nodes, followed to its end."""
-    arguments = ("+experiment=quickstart", "launcher=slurm", "launcher.wait=true", f"runs={bed.state}/runs")
-    return Run(bed, folder_of(command(bed, *arguments, *SHORT).stdout))
+    arguments = ("+experiment=quickstart", "launcher=slurm", "launcher.wait=true", f"runs={shared_bed.state}/runs")
+    return Run(shared_bed, folder_of(command(shared_bed, *arguments, *SHORT).stdout))
 
 
 def test_the_quickstart_profiles_and_trains_over_nodes_as_its_processes_see_them(quickstart: Run) -> None:
@@ -52,8 +52,7 @@ def test_losses_are_those_of_the_local_launcher(quickstart: Run, bed: Bed) -> No
     assert read_json(local.planning)["counts"]["profile_tasks_new"] == 0
     here, there = ([row["loss"] for row in read_metrics(paths.metrics)] for paths in (local, quickstart.paths))
     assert len(here) == NUM_STEPS
-    # Meshes of two ranks agree bit for bit; on larger ones gloo's sums were seen to differ in the last digit.
-    assert here == pytest.approx(there, rel=1e-6)
+    assert here == there, "bit for bit"
 
 
 def test_a_sweep_submits_its_runs_and_list_shows_them(quickstart: Run, bed: Bed) -> None:
@@ -109,7 +108,7 @@ def test_a_rank_killed_in_a_collective_ends_the_job(training: Run) -> None:
 def test_a_rank_killed_in_an_mpi_wait_ends_the_job(bed: Bed) -> None:
     # slow devices and slower links: two stages win
     slow = ("cluster.device.flops_32bit=2e9", "cluster.inter_node.bandwidth=2e7", "cluster.intra_node.bandwidth=2e7")
-    run = submit(bed, *SMALL, *slow, "training.batch_size=32")
+    run = submit(bed, *SMALL, *slow, "training.batch_size=32", "schedule.num_microbatches=8")
     run.wait_for_step(2)
     meshes = [stage["devices"] for stage in read_json(run.paths.plan)["stages"]]
     assert len(meshes) > 1
