@@ -16,6 +16,7 @@ from pathlib import Path
 import submitit
 
 from alpa_hpc.errors import LaunchError
+from alpa_hpc.launch.files import log_tail
 from alpa_hpc.launch.locations import job_script
 from alpa_hpc.launch.outcome import Died, Ended, JobOutcome, NotStarted, outcome_of
 from alpa_hpc.launch.paths import JobKind, RunPaths
@@ -131,13 +132,6 @@ def _ended(submitted: Submitted, paths: RunPaths) -> JobOutcome | None:
 
 def _with_log(reason: str, log: Path) -> str:
     return f"{reason}\n--- the end of {log}:\n{log_tail(log, TAIL_LINES)}"
-
-
-def log_tail(log: Path, num_lines: int) -> str:
-    """The last lines of a log file, or a word that there is none."""
-    if not log.exists():
-        return "(no log was written)"
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
 
 
 def _stop(submitted: Submitted) -> None:

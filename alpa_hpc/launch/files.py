@@ -48,3 +48,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def log_tail(log: Path, num_lines: int) -> str:
+    """The last lines of a log file, or a word that there is none."""
+    if not log.is_file():
+        return "(no log was written)"
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])

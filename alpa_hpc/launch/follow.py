@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alpa_hpc.errors import LaunchError
+from alpa_hpc.launch.files import log_tail
 from alpa_hpc.launch.outcome import Died, Ended, JobOutcome, NotStarted, outcome_of
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.queue import QueuePhase, QueueState, ask_queue, cancel, never_starts
@@ -17,6 +18,7 @@ from alpa_hpc.launch.submission import Submission, read_submissions
 
 MARKER_SECONDS = 0.5  # between two looks at the file system
 QUEUE_SECONDS = 5.0  # between two questions to the controller, which all users share
+TAIL_LINES = 10  # of a log
 SETTLE_SECONDS = 20.0  # a marker may show up this much later than Slurm's word, on a network file system
 Ask = Callable[[Sequence[str]], Mapping[str, QueueState]]
 Watch = Callable[[Mapping[str, QueueState]], None]  # called at every poll, with what the queue said if it was asked
@@ -76,7 +78,17 @@ def follow_job(paths: RunPaths, kind: JobKind, watch: Watch) -> None:
         case Ended():
             return
         case Died(reason) | NotStarted(reason):
-            raise LaunchError(f"{kind.value} job {submission.job_id} {reason}\nIts log is in {paths.batch_log_folder(kind)}.")
+            raise LaunchError(f"{kind.value} job {submission.job_id} {reason}\n{_log_of(paths, submission)}")
+
+
+def _log_of(paths: RunPaths, submission: Submission) -> str:
+    """Where a job's log is; of one without an account of its own, such as one whose set-up failed, also how it ends."""
+    folder = paths.batch_log_folder(submission.kind)
+    status = read_status(paths, submission.kind)
+    if status is not None and status.state is not JobState.RUNNING:
+        return f"Its log is in {folder}."
+    log = next(folder.glob(f"{submission.job_id}_*.out"), folder)  # named by submitit
+    return f"--- the end of {log}:\n{log_tail(log, TAIL_LINES)}"
 
 
 def _submitted(paths: RunPaths, kind: JobKind) -> Submission:

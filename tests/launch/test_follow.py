@@ -277,6 +277,19 @@ def test_the_account_of_a_job_that_failed_is_told_with_its_log_folder(run: RunPa
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_job_that_died_before_its_first_word_is_told_by_the_end_of_its_log(run: RunPaths, queue_says: Callable[[Queue], None]) -> None:
+    write_submission(run, submission(JobKind.PLAN, job_id="5"))
+    folder = run.batch_log_folder(JobKind.PLAN)
+    folder.mkdir(parents=True)
+    (folder / "5_0_log.out").write_text("".join(f"line {number}\n" for number in range(40)) + "module: command not found\n")
+    queue_says(Queue([FAILED]))
+    with pytest.raises(
+        LaunchError, match=r"(?s)^plan job 5 ended before.*the end of .*/5_0_log.out:\nline 31\n.*module: command not found$"
+    ):
+        follow_job(run, JobKind.PLAN, unwatched)
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_training_whose_planning_failed_is_not_waited_for(
     run: RunPaths, cancelled: list[str], queue_says: Callable[[Queue], None]
 ) -> None:
