@@ -22,7 +22,7 @@ from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
 
-PRICE_FACTORS = (0.0, 0.1, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
+PRICE_FACTORS = (0.0, 0.02, 0.05, 0.1, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
 MICROBATCHES_IN_FLIGHT = 4.0  # a byte a microbatch weighs as that many held all iteration
 
 
