@@ -1,12 +1,19 @@
-"""LinearModel (flat arrays) -> LinearAnswer: the door to MIP solvers, HiGHS in this process or CBC, as a child, where HiGHS is absent.
+"""LinearModel (flat arrays) -> LinearAnswer: the door to MIP solvers, HiGHS, or CBC where HiGHS is absent.
 
 An answer is what the solver says; whoever asks checks it. A bound counts in any case, values only if there are any.
 """
 
+import os
+import pickle
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,13 +61,27 @@ class AbstractLinearSolver(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HighsSolver(AbstractLinearSolver):
-    """HiGHS through its Python wheel: no files, no child process."""
+    """HiGHS through its Python wheel: no files.
+
+    A model of `child_size` coefficients or more is solved in a child process: HiGHS looks at the clock in its search, but not in its
+    presolve, where it was seen to stay for minutes after its time. The child is killed then, and what it had found is lost.
+    """
+
+    child_size: int = 100_000
+    grace_seconds: float = 10.0
 
     def solve(self, model: LinearModel, seconds: float) -> LinearAnswer:
         """See base class."""
+        if len(model.coefficients) < self.child_size:
+            return self.solve_here(model, seconds)
+        return solve_in_child(model, seconds, self.grace_seconds)
+
+    def solve_here(self, model: LinearModel, seconds: float) -> LinearAnswer:
+        """Solve in this process; for a large model this may take longer than `seconds`."""
         import highspy
 
-        highs = highspy.Highs()
+        with _without_stdout():  # HiGHS 1.16 greets on it before it can be told not to
+            highs = highspy.Highs()
         options = {
             "output_flag": False,
             "threads": 1,
@@ -103,6 +124,48 @@ class HighsSolver(AbstractLinearSolver):
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         program.integrality_ = [kinds[whole] for whole in model.is_whole.astype(int).tolist()]
         return program
+
+
+@contextmanager
+def _without_stdout() -> Generator[None]:
+    """What C code writes to the standard output meanwhile is dropped."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+_CHILD = (
+    "import pickle, sys; from alpa_hpc.sharding.linear import HighsSolver; "
+    "pickle.dump(HighsSolver().solve_here(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
+)
+
+
+def solve_in_child(model: LinearModel, seconds: float, grace_seconds: float) -> LinearAnswer:
+    """HiGHS in a process of its own, that is killed `grace_seconds` after its time: then nothing was found, and there is no bound."""
+    package_root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((package_root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)}
+    question = pickle.dumps((model, seconds))
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-c", _CHILD),
+            input=question,
+            capture_output=True,
+            env=environment,
+            timeout=max(seconds, 0.0) + grace_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return LinearAnswer(np.zeros(0), -np.inf)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise SolverError(f"HiGHS' process ended with {done.returncode} (below zero: by that signal); its last words: {said[0]}")
+    return pickle.loads(done.stdout)  # noqa: S301 - it comes from our own child
 
 
 @dataclass(frozen=True, slots=True)
