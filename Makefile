@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: venv ## Plan, profile and train a small GPT on eight CPU devices.
 	$(BIN)/python -m alpa_hpc +experiment=quickstart
 
-test: venv ## Run all tests, two files at a time.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: venv ## Run all tests, two files at a time, the longest first.
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: venv ## Format, lint, types and import order, as CI runs them.
 	$(BIN)/ruff format --check
