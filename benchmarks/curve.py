@@ -18,7 +18,7 @@ from alpa_hpc.parts import open_training_data, prepared
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.metrics import read_metrics
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 
 
 def main(folder: str) -> int:
