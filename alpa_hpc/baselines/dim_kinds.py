@@ -13,7 +13,8 @@ from jax.extend.core import Var
 
 from alpa_hpc.ir.graph import Atom, variables
 from alpa_hpc.ir.work import Layer, LayeredStep
-from alpa_hpc.sharding.dim_classes import Dim, DimClasses, layer_classes
+from alpa_hpc.sharding.dim_classes import layer_classes
+from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets
 from alpa_hpc.sharding.strategies.rule import shape_of
 
 
@@ -33,7 +34,7 @@ def layer_kinds(step: LayeredStep, layer: Layer) -> KindsOf:
     """The kinds of the dims of a variable of `layer`'s forward or backward."""
     classes = layer_classes(layer)
     batch = _batch_roots(layer, classes, batch_dims(step))
-    border = classes.awkward_roots() | {classes.find(dim) for var in _border(layer) for dim in _dims(var)}
+    border = classes.marked_roots() | {classes.find(dim) for var in _border(layer) for dim in _dims(var)}
 
     def kind(dim: Dim) -> DimKind:
         root = classes.find(dim)
@@ -61,7 +62,7 @@ def microbatch_rows(step: LayeredStep) -> int:
     return min((int(aval.shape[0]) for aval in step.batch_avals if aval.shape), default=1)
 
 
-def _batch_roots(layer: Layer, classes: DimClasses, known: Mapping[int, frozenset[int]]) -> frozenset[Dim]:
+def _batch_roots(layer: Layer, classes: DimSets, known: Mapping[int, frozenset[int]]) -> frozenset[Dim]:
     invars = layer.forward.jaxpr.invars
     first_batch, first_input = len(layer.params), len(layer.params) + len(layer.batch)
     rows = [(var, 0) for var in invars[first_batch:first_input] if shape_of(var)]

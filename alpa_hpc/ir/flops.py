@@ -75,6 +75,15 @@ def _dot_flops(equation: JaxprEqn) -> int:
     return 2 * math.prod(aval_of(equation.outvars[0]).shape) * math.prod(left[dim] for dim in contracted)
 
 
+def _ragged_dot_flops(equation: JaxprEqn) -> int:
+    """Each row meets the matrix of one group."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    shared = {*contracted, *batch, *numbers.rhs_group_dimensions}
+    columns = math.prod(size for dim, size in enumerate(aval_of(equation.invars[1]).shape) if dim not in shared)
+    return 2 * math.prod(aval_of(equation.invars[0]).shape) * columns
+
+
 def _conv_flops(equation: JaxprEqn) -> int:
     kernel = aval_of(equation.invars[1]).shape
     out_dim = equation.params["dimension_numbers"].rhs_spec[0]
@@ -92,6 +101,7 @@ def _cond_flops(equation: JaxprEqn) -> int:
 
 _RULES: dict[str, Callable[[JaxprEqn], int]] = {
     "dot_general": _dot_flops,
+    "ragged_dot_general": _ragged_dot_flops,
     "conv_general_dilated": _conv_flops,
     "scan": _scan_flops,
     "cond": _cond_flops,

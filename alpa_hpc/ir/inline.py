@@ -17,7 +17,7 @@ CALLS = frozenset({"jit", "closed_call", "core_call"})
 DERIVATIVE_CALLS = CALLS | {"custom_jvp_call", "custom_vjp_call"}
 ALL_CALLS = DERIVATIVE_CALLS | {"remat2"}
 MAX_UNROLLED_LENGTH = 256
-HEAVY = frozenset({"dot_general", "conv_general_dilated"})
+HEAVY = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
 
 
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr:
@@ -153,7 +153,7 @@ def _select(which: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:
 
 
 def has_heavy(jaxpr: Jaxpr) -> bool:
-    """Whether a dot or a convolution occurs in `jaxpr` or in one nested in it."""
+    """Whether a matrix product or a convolution occurs in `jaxpr` or in one nested in it."""
     return any(equation.primitive.name in HEAVY or any(has_heavy(inner) for inner in nested_jaxprs(equation)) for equation in jaxpr.eqns)
 
 

@@ -25,7 +25,7 @@ from alpa_hpc.runtime.tasks import (
     tile_zeros,
 )
 from alpa_hpc.sharding.apply import ChosenLayer, reshard, run_program
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 
 Arrays = dict[int, jax.Array]
 

@@ -10,7 +10,7 @@ from alpa_hpc.runtime.alone import filled, tasks_alone
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.runtime.tasks import Local, StageTask, lone_structs
 from alpa_hpc.sharding.collectives import LoneCollectives
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

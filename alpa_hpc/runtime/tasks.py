@@ -19,7 +19,7 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import Accumulation, LayeredStep
 from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.sharding.collectives import AXIS_NAMES, mesh_collectives
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.spec import Spec
 
 Argument = Layout | tuple[Layout, ...]  # a buffer: one array, or the accumulators of one gradient

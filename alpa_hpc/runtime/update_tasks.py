@@ -19,7 +19,7 @@ from alpa_hpc.runtime.pipeline import PipelineIO, StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec, whole_layout
 from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, accumulators, arrays, split_arguments
 from alpa_hpc.sharding.apply import reshard, run_program
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.spec import Spec
 
 

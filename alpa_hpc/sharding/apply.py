@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 
 from alpa_hpc.ir.graph import aval_of, constants_of
-from alpa_hpc.sharding.assignment import EquationPlan
+from alpa_hpc.sharding.assignment import EquationPlan, making
 from alpa_hpc.sharding.build import LayerProblem, Program
-from alpa_hpc.sharding.graph import FREE
-from alpa_hpc.sharding.localise import Place, run_local
+from alpa_hpc.sharding.graph import FREE, EquationRecord
+from alpa_hpc.sharding.localise import run_local
+from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, MaskFirst, ReduceScatter, Slice, Step, reshard_steps
 from alpa_hpc.sharding.spec import Spec
+from alpa_hpc.sharding.strategies.registry import rule_of, whole_rule
 from alpa_hpc.sharding.strategies.rule import Combine
 
 
@@ -58,26 +60,50 @@ def run_step(x: jax.Array, step: Step, place: Place) -> jax.Array:
         case AllToAll(axis, source, target):
             return place.collectives.all_to_all(x, axis, source, target)
         case MaskFirst(axis):
-            return jnp.where(place.first((axis,)), x, jnp.zeros((), x.dtype))
+            return place.once(x, (axis,))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Free:
+    """An equation that any device can do by itself, in whole or in part, and which of its results is meant."""
+
+    eqn: JaxprEqn
+    record: EquationRecord
+    position: int
 
 
 @dataclass(slots=True, eq=False)
 class _Tiles:
-    """The tiles made so far: for each tensor, its value in every spec that somebody asked for."""
+    """The tiles made so far: for each tensor, its value in every spec that somebody asked for; free tensors are made when asked for."""
 
     chosen: ChosenLayer
     place: Place
     known: dict[int, dict[Spec, jax.Array]] = field(default_factory=dict)
+    free: dict[int, _Free] = field(default_factory=dict)
 
     def put(self, tensor: int, spec: Spec, value: jax.Array) -> None:
         self.known.setdefault(tensor, {})[spec] = value
 
     def get(self, tensor: int, spec: Spec) -> jax.Array:
-        held = self.known[tensor]
+        held = self.known.setdefault(tensor, {})
         if spec not in held:
             own = self.chosen.spec(tensor)
-            held[spec] = reshard(held[own], own, spec, self.place)
+            made = self._make(self.free[tensor], spec) if tensor in self.free else None
+            held[spec] = reshard(self.get(tensor, own), own, spec, self.place) if made is None else made
         return held[spec]
+
+    def _make(self, free: _Free, spec: Spec) -> jax.Array | None:
+        """This device's own piece, where the operator can make pieces by themselves."""
+        rule = rule_of(free.eqn) or whole_rule(free.eqn)
+        plan = making(rule, free.position, spec, self.place.shape)
+        return None if plan is None else run_local(free.eqn, plan, self.read(free.eqn, free.record, plan), self.place)[free.position]
+
+    def read(self, eqn: JaxprEqn, record: EquationRecord, plan: EquationPlan) -> list[jax.Array]:
+        """The operands of an equation as `plan` wants them."""
+        return [
+            jnp.asarray(atom.val, aval_of(atom).dtype) if isinstance(atom, Literal) else self.get(tensor, spec)
+            for atom, tensor, spec in zip(eqn.invars, record.operands, plan.operands, strict=True)
+        ]
 
 
 def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.Array], place: Place) -> list[jax.Array]:
@@ -90,17 +116,19 @@ def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.A
     for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
         if eqn.primitive.name == "optimization_barrier":
             _barrier(record.operands, tiles, chosen)
-            continue
-        plan = record.plans[0 if record.node == FREE else chosen.choices[record.node]]
-        operands = [
-            jnp.asarray(atom.val, aval_of(atom).dtype) if isinstance(atom, Literal) else tiles.get(tensor, spec)
-            for atom, tensor, spec in zip(eqn.invars, record.operands, plan.operands, strict=True)
-        ]
-        results = run_local(eqn, plan, operands, place)
-        for position, (tensor, value) in enumerate(zip(record.results, results, strict=True)):
-            spec = chosen.spec(tensor)
-            tiles.put(tensor, spec, _finish(value, plan, position, spec, place))
+        elif record.node == FREE:
+            tiles.free.update((tensor, _Free(eqn, record, position)) for position, tensor in enumerate(record.results))
+        else:
+            _run_equation(eqn, record, tiles)
     return [_output(program, position, tiles, chosen) for position in range(len(program.outputs))]
+
+
+def _run_equation(eqn: JaxprEqn, record: EquationRecord, tiles: _Tiles) -> None:
+    plan = record.plans[tiles.chosen.choices[record.node]]
+    results = run_local(eqn, plan, tiles.read(eqn, record, plan), tiles.place)
+    for position, (tensor, value) in enumerate(zip(record.results, results, strict=True)):
+        spec = tiles.chosen.spec(tensor)
+        tiles.put(tensor, spec, _finish(value, plan, position, spec, tiles.place))
 
 
 def _put_constants(program: Program, tiles: _Tiles) -> None:

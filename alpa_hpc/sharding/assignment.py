@@ -17,12 +17,13 @@ WHOLE: Assignment = (NONE, NONE)
 
 @dataclass(frozen=True, slots=True)
 class EquationPlan:
-    """How one equation runs: the specs its operands must have, and what its results have right after it.
+    """How one equation runs by `assignment`: the specs its operands must have, and what its results have right after it.
 
     `combined` = axes over which a result that is no sum (a maximum) is joined at once; sums are left partial in `raw`. `split` = over how
     many devices the work is divided.
     """
 
+    assignment: Assignment
     operands: tuple[Spec, ...]
     raw: tuple[Spec, ...]
     combined: tuple[tuple[int, Combine], ...]
@@ -47,13 +48,13 @@ class PlanTable:
 def own_plans(rule: OpRule, mesh: MeshShape) -> PlanTable:
     """Every way to split an operator."""
     options = assignments(rule, mesh)
-    return _table(rule, tuple(assignment_label(option) for option in options), tuple(plan_of(rule, option, mesh) for option in options))
+    return table_of(rule, tuple(assignment_label(option) for option in options), tuple(plan_of(rule, option, mesh) for option in options))
 
 
 @lru_cache(maxsize=4096)
 def whole_plan(rule: OpRule, mesh: MeshShape) -> PlanTable:
     """The one plan of an operator that every device runs whole."""
-    return _table(rule, ("whole",), (plan_of(rule, WHOLE, mesh),))
+    return table_of(rule, ("whole",), (plan_of(rule, WHOLE, mesh),))
 
 
 @lru_cache(maxsize=16384)
@@ -65,10 +66,11 @@ def following_plans(rule: OpRule, operand: int, specs: SpecList, mesh: MeshShape
         if plan is None:
             return None
         plans[spec] = plan
-    return _table(rule, tuple(map(str, specs)), tuple(plans[spec] for spec in specs))
+    return table_of(rule, tuple(map(str, specs)), tuple(plans[spec] for spec in specs))
 
 
-def _table(rule: OpRule, labels: tuple[str, ...], plans: tuple[EquationPlan, ...]) -> PlanTable:
+def table_of(rule: OpRule, labels: tuple[str, ...], plans: tuple[EquationPlan, ...]) -> PlanTable:
+    """Plans by rows and by columns."""
     return PlanTable(
         labels,
         plans,
@@ -85,8 +87,9 @@ def _finished(plan: EquationPlan, position: int) -> Spec:
 
 
 def assignments(rule: OpRule, mesh: MeshShape) -> tuple[Assignment, ...]:
-    """All ways to give each axis (of size > 1) to a factor that it divides, or to none."""
-    options = [(NONE,) if mesh.sizes[axis] == 1 else (NONE, *range(len(rule.sizes))) for axis in AXES]
+    """All ways to give each axis (of size > 1) to a factor that it divides and that some tensor has, or to none."""
+    factors = sorted({factor for dims in (*rule.operands, *rule.results) for factor in dims} - {UNSPLIT})
+    options = [(NONE,) if mesh.sizes[axis] == 1 else (NONE, *factors) for axis in AXES]
     return tuple((first, second) for first in options[0] for second in options[1] if _divides(rule, (first, second), mesh))
 
 
@@ -101,18 +104,19 @@ def _divides(rule: OpRule, assignment: Assignment, mesh: MeshShape) -> bool:
 def plan_of(rule: OpRule, assignment: Assignment, mesh: MeshShape, partial: tuple[int, ...] = ()) -> EquationPlan:
     """The specs of `assignment`; `partial` = axes over which a linear operator's operands are partial sums already."""
     axes_of = {factor: tuple(axis for axis in AXES if assignment[axis] == factor) for factor in set(assignment) - {NONE}}
-    sums: list[int] = list(partial)
+    sums = [list(partial) for _ in rule.results]
     combined: list[tuple[int, Combine]] = []
-    for factor, combine in rule.reduced:
-        for axis in axes_of.get(factor, ()):
-            if combine is Combine.SUM:
-                sums.append(axis)
-            else:
-                combined.append((axis, combine))
+    for reduction in rule.reduced:
+        axes = axes_of.get(reduction.factor, ())
+        if reduction.combine is Combine.SUM:
+            for position in reduction.results:
+                sums[position] += axes
+        else:
+            combined += [(axis, reduction.combine) for axis in axes]
     operands = tuple(Spec(_dims(dims, axes_of), partial) for dims in rule.operands)
-    raw = tuple(Spec(_dims(dims, axes_of), tuple(sorted(sums))) for dims in rule.results)
+    raw = tuple(Spec(_dims(dims, axes_of), tuple(sorted(axes))) for dims, axes in zip(rule.results, sums, strict=True))
     used = [axis for axes in axes_of.values() for axis in axes]
-    return EquationPlan(operands, raw, tuple(combined), split_of(tuple(used), mesh))
+    return EquationPlan(assignment, operands, raw, tuple(combined), split_of(tuple(used), mesh))
 
 
 def _dims(dims: tuple[int, ...], axes_of: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
@@ -123,14 +127,26 @@ def following(rule: OpRule, operand: int, spec: Spec, mesh: MeshShape) -> Equati
     """The plan in which operand number `operand` keeps `spec`; None when the operator cannot take it so."""
     if spec.partial and not rule.linear:
         return None
+    chosen = _assignment_of(rule, rule.operands[operand], spec, mesh)
+    return None if chosen is None else plan_of(rule, chosen, mesh, spec.partial)
+
+
+def making(rule: OpRule, result: int, spec: Spec, mesh: MeshShape) -> EquationPlan | None:
+    """The plan in which result number `result` is made in `spec`, from nothing but its pieces; None where the operator cannot do that."""
+    chosen = _assignment_of(rule, rule.results[result], spec, mesh)
+    return None if chosen is None else plan_of(rule, chosen, mesh)
+
+
+def _assignment_of(rule: OpRule, dims: tuple[int, ...], spec: Spec, mesh: MeshShape) -> Assignment | None:
+    """The factors that the axes of `spec` have in a tensor whose dims have the factors `dims`."""
     assignment = [NONE, NONE]
-    for factor, axes in zip(rule.operands[operand], spec.dims, strict=True):
+    for factor, axes in zip(dims, spec.dims, strict=True):
         if axes and factor == UNSPLIT:
             return None
         for axis in axes:
             assignment[axis] = factor
     chosen = (assignment[0], assignment[1])
-    return plan_of(rule, chosen, mesh, spec.partial) if _divides(rule, chosen, mesh) else None
+    return chosen if _divides(rule, chosen, mesh) else None
 
 
 def assignment_label(assignment: Assignment) -> str:

@@ -67,9 +67,7 @@ def program_seconds(program: Program, targets: Sequence[int], chosen: ChosenLaye
         if not record.plans:
             continue
         plan = record.plans[0 if record.node == FREE else chosen.choices[record.node]]
-        work = record.work
-        if work.flop or work.num_bytes:
-            compute += prices.compute(work.flop, work.num_bytes, work.itemsize, plan.split)
+        compute += float(prices.work(record.work.work, (plan,))[0])
         for tensor, spec in zip(record.operands, plan.operands, strict=True):
             if tensor >= 0 and (tensor, spec) not in seen:
                 seen.add((tensor, spec))

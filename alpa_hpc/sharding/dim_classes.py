@@ -1,8 +1,8 @@
 """A layer's programs -> dims that are not worth splitting, for where the whole space of specs is too wide to be searched exactly.
 
 Dims that some operator splits together form a class (the batch, the hidden size, the heads, ...). A class is *awkward* if a matrix product
-must have one of its dims whole: the sequence and the head size, around attention. Splitting it means resharding there, so leaving it out
-loses little and makes every table smaller. A tensor whose dims are all awkward keeps them.
+or a convolution must have one of its dims whole: the sequence and the head size around attention, height and width. Splitting it means
+resharding there, so leaving it out loses little and makes every table smaller. A tensor whose dims are all awkward keeps them.
 """
 
 from collections.abc import Mapping
@@ -11,40 +11,13 @@ from functools import lru_cache
 from jax.extend.core import Jaxpr, Literal, Var
 
 from alpa_hpc.ir.graph import Atom
+from alpa_hpc.ir.inline import HEAVY
 from alpa_hpc.ir.work import Layer, LayeredStep
+from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
 
-Dim = tuple[Var, int]
 Dims = frozenset[int]
-
-
-class DimClasses:
-    """Union-find over the dims of a layer's variables."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Dim, Dim] = {}
-        self._awkward: set[Dim] = set()
-
-    def find(self, dim: Dim) -> Dim:
-        """The representative of a dim's class."""
-        root = dim
-        while (above := self._parent.get(root, root)) != root:
-            root = above
-        self._parent[dim] = root
-        return root
-
-    def join(self, a: Dim, b: Dim) -> None:
-        """Make two classes one."""
-        self._parent[self.find(a)] = self.find(b)
-
-    def mark(self, dim: Dim) -> None:
-        """Call a dim awkward, and so its class."""
-        self._awkward.add(dim)
-
-    def awkward_roots(self) -> frozenset[Dim]:
-        """The representatives of the awkward classes."""
-        return frozenset(self.find(dim) for dim in self._awkward)
 
 
 @lru_cache(maxsize=64)
@@ -68,9 +41,9 @@ def awkward_dims(layer: Layer) -> Mapping[Var, Dims]:
 
 
 @lru_cache(maxsize=256)
-def layer_classes(layer: Layer) -> DimClasses:
+def layer_classes(layer: Layer) -> DimSets:
     """The classes of the dims of the layer's forward and backward."""
-    classes = DimClasses()
+    classes = DimSets()
     forward, backward = layer.forward.jaxpr, layer.backward.jaxpr
     for program in (forward, backward):
         _join_equations(program, classes)
@@ -88,7 +61,7 @@ def layer_classes(layer: Layer) -> DimClasses:
     return classes
 
 
-def _join_equations(program: Jaxpr, classes: DimClasses) -> None:
+def _join_equations(program: Jaxpr, classes: DimSets) -> None:
     for eqn in program.eqns:
         rule = rule_of(eqn)
         if rule is None:
@@ -100,19 +73,19 @@ def _join_equations(program: Jaxpr, classes: DimClasses) -> None:
             for d, factor in enumerate(factors):
                 if factor != UNSPLIT:
                     classes.join((atom, d), first.setdefault(factor, (atom, d)))
-                elif eqn.primitive.name == "dot_general":
+                elif eqn.primitive.name in HEAVY:
                     classes.mark((atom, d))
 
 
-def _join_variables(a: Atom, b: Atom, classes: DimClasses) -> None:
+def _join_variables(a: Atom, b: Atom, classes: DimSets) -> None:
     if isinstance(a, Literal) or isinstance(b, Literal) or shape_of(a) != shape_of(b):
         return
     for d in range(len(shape_of(a))):
         classes.join((a, d), (b, d))
 
 
-def _marked(classes: DimClasses, programs: tuple[Jaxpr, ...]) -> Mapping[Var, Dims]:
-    roots = classes.awkward_roots()
+def _marked(classes: DimSets, programs: tuple[Jaxpr, ...]) -> Mapping[Var, Dims]:
+    roots = classes.marked_roots()
     found: dict[Var, Dims] = {}
     for program in programs:
         atoms = (*program.invars, *(var for eqn in program.eqns for var in eqn.outvars))

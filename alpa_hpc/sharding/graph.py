@@ -15,11 +15,12 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.graph import Atom
 from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, whole_plan
-from alpa_hpc.sharding.equation_work import NO_WORK, EquationWork, itemsize_of
+from alpa_hpc.sharding.constraints import CONSTRAINT, honoured_plans
+from alpa_hpc.sharding.equation_work import CONTRACTIONS, NO_WORK, EquationWork, itemsize_of
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs, with_partials
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.spec import SpecList, replicated
-from alpa_hpc.sharding.strategies.registry import CONTRACTIONS, whole_rule
+from alpa_hpc.sharding.strategies.registry import whole_rule
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
 
 FREE = -1  # the home of tensors that any device makes by itself
@@ -158,6 +159,9 @@ def add_equation(graph: Graph, name: str, eqn: JaxprEqn, operands: tuple[int, ..
         return adding.finished(graph.add_node(name, ["whole"]), whole_plan(whole_rule(eqn), graph.prices.mesh.shape))
     if heavy:
         return adding.contraction(own_plans(how.rule, graph.prices.mesh.shape))
+    if eqn.primitive.name == CONSTRAINT:
+        table = honoured_plans(eqn, how.rule, graph.prices.mesh.shape)
+        return adding.finished(graph.add_node(name, table.labels), table)
     for position in adding.leaders():
         leader = graph.tensors[operands[position]]
         table = following_plans(how.rule, position, leader.specs, graph.prices.mesh.shape)
@@ -189,7 +193,7 @@ class _Adding:
         node = self.graph.add_node(self.name, table.labels)
         self._charge(node, table)
         results = tuple(self._result(node, table, position, var) for position, var in enumerate(self.eqn.outvars))
-        return EquationRecord(node, table.plans, self.operands, results, self.how, replicated=False)
+        return EquationRecord(node, table.plans, self.operands, results, self.how, replicated=self._is_replicated)
 
     def _result(self, node: int, table: PlanTable, position: int, var: Var) -> int:
         """The result as it is made lies on the operator's node; it is finished on the way to the spec node where it stays."""
@@ -201,10 +205,11 @@ class _Adding:
             for spec in self.graph.specs_for(var)
             if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
         )
-        if self.how.may_stay_partial:
+        if position in self.how.may_stay_partial:
             specs = with_partials(specs, mesh)
         spec_node = self.graph.add_node(f"{self.name}:result", [str(spec) for spec in specs])
         result = self.graph.add_tensor(var, node, table.raw[position])
+        self._complete(node, table, position, table.raw[position], self.graph.tensors[result].num_bytes)
         self.graph.require(result, spec_node, specs, self.weight)
         self.graph.tensors[result] = replace(self.graph.tensors[result], home=spec_node, specs=specs)
         return result
@@ -220,20 +225,25 @@ class _Adding:
         self._charge(node, table)
         results = tuple(self.graph.add_tensor(var, node, table.finished[i]) for i, var in enumerate(self.eqn.outvars))
         for position, result in enumerate(results):
-            seconds = self.graph.prices.completion(table, position, self.graph.tensors[result].num_bytes)
-            if seconds.any():
-                self.graph.charge(node, self.weight * seconds)
+            self._complete(node, table, position, table.finished[position], self.graph.tensors[result].num_bytes)
+        return EquationRecord(node, table.plans, self.operands, results, self.how, replicated=self._is_replicated)
+
+    def _complete(self, node: int, table: PlanTable, position: int, done: SpecList, num_bytes: float) -> None:
+        """The collectives that bring a result to the specs `done`."""
+        seconds = self.graph.prices.completion(table, position, done, num_bytes)
+        if seconds.any():
+            self.graph.charge(node, self.weight * seconds)
+
+    @property
+    def _is_replicated(self) -> bool:
+        """Whether every device repeats all of it, for want of a way to split it."""
         whole = self.how.rule is None or not self.how.rule.sizes
-        is_replicated = whole and self.graph.prices.mesh.shape.num_devices > 1
-        return EquationRecord(node, table.plans, self.operands, results, self.how, replicated=is_replicated)
+        return whole and self.graph.prices.mesh.shape.num_devices > 1
 
     def _charge(self, node: int, table: PlanTable) -> None:
         """The operator's own work, and the resharding of its operands."""
-        how = self.how
-        if how.flop or how.num_bytes:
-            splits = [plan.split for plan in table.plans]
-            seconds = {split: self.graph.prices.compute(how.flop, how.num_bytes, how.itemsize, split) for split in set(splits)}
-            self.graph.charge(node, self.weight * np.array([seconds[split] for split in splits]))
+        if self.how.work:
+            self.graph.charge(node, self.weight * self.graph.prices.work(self.how.work, table.plans))
         for position, tensor in enumerate(self.operands):
             if tensor >= 0:
                 self.graph.require(tensor, node, table.operands[position], self.weight)

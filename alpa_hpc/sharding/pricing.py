@@ -13,6 +13,7 @@ from alpa_hpc.cluster.compute import compute_seconds
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.cluster.mesh import LogicalMesh
 from alpa_hpc.sharding.assignment import EquationPlan, PlanTable
+from alpa_hpc.sharding.equation_work import Work
 from alpa_hpc.sharding.problem import Costs
 from alpa_hpc.sharding.resharding import AllReduce, reshard_seconds, step_seconds
 from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of
@@ -29,7 +30,7 @@ class MeshPrices:
     mesh: LogicalMesh
     _pairs: dict[tuple[Spec, Spec], Line] = field(default_factory=dict)
     _matrices: dict[tuple[SpecList, SpecList], Lines] = field(default_factory=dict)
-    _completions: dict[tuple[PlanTable, int], Lines] = field(default_factory=dict)
+    _completions: dict[tuple[PlanTable, int, SpecList], Lines] = field(default_factory=dict)
 
     def reshard_matrix(self, source: SpecList, target: SpecList, num_bytes: float) -> Costs:
         """Seconds [source, target] to reshard a tensor of `num_bytes` between each pair of specs."""
@@ -47,11 +48,13 @@ class MeshPrices:
             self._pairs[key] = (latency, (reshard_seconds(self.mesh, source, target, UNIT_BYTES) - latency) / UNIT_BYTES)
         return self._pairs[key]
 
-    def completion(self, table: PlanTable, position: int, num_bytes: float) -> Costs:
-        """Seconds in which result `position` of `num_bytes` is joined over the axes that its operator reduced, for each plan."""
-        key = (table, position)
+    def completion(self, table: PlanTable, position: int, done: SpecList, num_bytes: float) -> Costs:
+        """Seconds in which result `position` of `num_bytes` is joined over the axes of its reductions that `done[k]` has no sums over.
+
+        What is no sum (a maximum) is joined whatever `done` is.
+        """
+        key = (table, position, done)
         if key not in self._completions:
-            done = table.finished[position]
             lines = np.array([self._joined(plan, position, spec) for plan, spec in zip(table.plans, done, strict=True)])
             self._completions[key] = (lines[:, 0], lines[:, 1])
         latency, per_byte = self._completions[key]
@@ -63,9 +66,22 @@ class MeshPrices:
         unit = UNIT_BYTES / done.num_shards(self.mesh.shape)
         return latency, (sum(step_seconds(AllReduce(axis), self.mesh, unit) for axis in axes) - latency) / UNIT_BYTES
 
-    def compute(self, flop: float, num_bytes: float, itemsize: int, split: int) -> float:
-        """Seconds of an operator whose work is divided over `split` devices, the others repeating it."""
-        return compute_seconds(self.mesh.device, flop / split, num_bytes / split, itemsize)
+    def work(self, parts: Sequence[Work], plans: Sequence[EquationPlan]) -> Costs:
+        """Seconds of an equation's work by each plan: a part is divided over the devices that split it, and repeated by the others."""
+        seconds = np.zeros(len(plans))
+        for part in parts:
+            splits = [self._split(part, plan) for plan in plans]
+            by_split = {split: self._compute(part, split) for split in set(splits)}
+            seconds += [by_split[split] for split in splits]
+        return seconds
+
+    def _split(self, part: Work, plan: EquationPlan) -> int:
+        if part.factors is None:
+            return plan.split
+        return split_of(tuple(axis for axis in AXES if plan.assignment[axis] in part.factors), self.mesh.shape)
+
+    def _compute(self, part: Work, split: int) -> float:
+        return compute_seconds(self.mesh.device, part.flop / split, part.num_bytes / split, part.itemsize)
 
 
 def all_specs(shape: tuple[int, ...], mesh: LogicalMesh) -> SpecList:

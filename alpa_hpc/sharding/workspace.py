@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Program
-from alpa_hpc.sharding.equation_work import must_exist
+from alpa_hpc.sharding.equation_work import CONTRACTIONS, must_exist
 from alpa_hpc.sharding.graph import FREE, EquationRecord
-from alpa_hpc.sharding.strategies.registry import CONTRACTIONS
 
 
 def peak_bytes(program: Program, num_bytes: Callable[[int], float]) -> float:

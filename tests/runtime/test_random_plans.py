@@ -20,7 +20,7 @@ from alpa_hpc.runtime.instructions import MeshProgram, Send
 from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.sharding import apply
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.resharding import AllReduce, Step
 from alpa_hpc.training.step import build_train_step
 from tests.random_plans import (

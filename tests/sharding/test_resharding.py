@@ -12,7 +12,7 @@ from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape, 
 from alpa_hpc.cluster.mesh import LogicalMesh, logical_mesh
 from alpa_hpc.sharding.apply import reshard
 from alpa_hpc.sharding.collectives import AXIS_NAMES, LoneCollectives, MeshCollectives
-from alpa_hpc.sharding.localise import Place
+from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs, with_partials
 from alpa_hpc.sharding.resharding import AllReduce, MaskFirst, Slice, after_step, bytes_after, reshard_seconds, reshard_steps, step_seconds
 from alpa_hpc.sharding.spec import Spec, replicated, tile_index

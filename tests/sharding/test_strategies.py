@@ -1,6 +1,6 @@
 """Every rule under every assignment: the local form of the primitive, finished, equals the primitive on whole arrays.
 
-A primitive is covered by a row of `CASES`: a function of one equation and its operands. Every name in `RULES` must have a row.
+A primitive is covered by a row of `CASES`, a function of one equation and its operands, or by a family of random cases.
 """
 
 from collections.abc import Callable
@@ -11,37 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal
-from jax.sharding import Mesh, PartitionSpec
 
 from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.ir.graph import aval_of
-from alpa_hpc.sharding.apply import reshard
-from alpa_hpc.sharding.assignment import EquationPlan, following, own_plans, plan_of, whole_plan
-from alpa_hpc.sharding.collectives import AXIS_NAMES, MeshCollectives
-from alpa_hpc.sharding.localise import Place, run_local
-from alpa_hpc.sharding.spec import Spec, fits, replicated
+from alpa_hpc.sharding.assignment import following, own_plans, whole_plan
+from alpa_hpc.sharding.spec import Spec, replicated
 from alpa_hpc.sharding.strategies.elementwise import ELEMENTWISE
-from alpa_hpc.sharding.strategies.registry import RULES, rule_of, whole_rule
-from alpa_hpc.sharding.strategies.rule import shape_of
+from alpa_hpc.sharding.strategies.registry import rule_of, whole_rule
+from tests.sharding.operators import Trial, all_plans, bools, check, floats, ints, only_equation
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 SHAPES = [(2, 2), (2, 1), (1, 2), (2, 4)]
 
 
 Dims = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(0.1, 0.9, shape).astype(np.float32)
-
-
-def ints(*shape: int, low: int = 0, high: int = 8, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(low, high, shape).astype(np.int32)
-
-
-def bools(*shape: int) -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 2, shape).astype(bool)
 
 
 @dataclass(frozen=True)
@@ -136,97 +117,29 @@ CASES = [
 ]
 
 
-def equation_of(one: Case) -> JaxprEqn:
-    jaxpr = jax.make_jaxpr(one.function)(*one.operands).jaxpr
-    (eqn,) = jaxpr.eqns
-    assert eqn.primitive.name == one.primitive
-    return eqn
+NUM_PARTS = 6  # cases that are compiled together
 
 
-def operand_values(eqn: JaxprEqn, one: Case) -> list[np.ndarray]:
-    given = dict(zip(jax.make_jaxpr(one.function)(*one.operands).jaxpr.invars, one.operands, strict=True))
-    positions = iter(given.values())
-    return [np.asarray(atom.val) if isinstance(atom, Literal) else next(positions) for atom in eqn.invars]
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+@pytest.mark.parametrize("rows_cols", SHAPES, ids=str)
+def test_every_assignment_gives_the_whole_result(part: int, rows_cols: tuple[int, int]) -> None:
+    shape = MeshShape(*rows_cols)
+    trials: list[Trial] = []
+    for one in CASES[part::NUM_PARTS]:
+        if one.primitive in ELEMENTWISE and rows_cols != SHAPES[0]:
+            continue
+        eqn, operands = only_equation(one.function, *one.operands)
+        assert eqn.primitive.name == one.primitive
+        trials.append(Trial(eqn, operands, all_plans(eqn, shape)))
+    check(trials, shape)
 
 
-def plans_of(eqn: JaxprEqn, mesh: MeshShape) -> list[EquationPlan]:
-    """All assignments, and for linear operators the same with operands that are sums over the axes left free."""
-    rule = rule_of(eqn)
-    if rule is None:
-        return list(whole_plan(whole_rule(eqn), mesh).plans)
-    plans = list(own_plans(rule, mesh).plans)
-    if rule.linear and jnp.issubdtype(aval_of(eqn.invars[0]).dtype, jnp.floating):
-        plans += [plan_of(rule, (-1, -1), mesh, partial) for partial in ((0,), (1,), (0, 1))]
-        plans += [plan_of(rule, (factor, -1), mesh, (1,)) for factor in range(len(rule.sizes)) if rule.sizes[factor] % mesh.rows == 0]
-    return plans
-
-
-def brought(x: jax.Array, spec: Spec, place: Place) -> jax.Array:
-    """This device's tile of a whole operand; where the spec is partial, different shares of it that add up to it."""
-    for axis in spec.partial:
-        size = place.shape.sizes[axis]
-        share = jnp.where(place.collectives.index(axis) == size - 1, 1.5 - 0.5 * size, 0.5)
-        x = x * share.astype(x.dtype)
-    return reshard(x, replicated(x.ndim), Spec(spec.dims), place)
-
-
-def unfinished(eqn: JaxprEqn, plan: EquationPlan, operands: tuple[jax.Array, ...], place: Place) -> list[jax.Array]:
-    """Run the plan; results that are partial sums get a dim of size 1 in front for each axis of the sum."""
-    tiles = [brought(x, spec, place) for x, spec in zip(operands, plan.operands, strict=True)]
-    results: list[jax.Array] = []
-    for raw, made, var in zip(plan.raw, run_local(eqn, plan, tiles, place), eqn.outvars, strict=True):
-        assert made.shape == raw.local_shape(shape_of(var), place.shape), (plan, made.shape)
-        value = made
-        for axis, combine in plan.combined:
-            value = place.collectives.all_reduce(value, axis, combine)
-        results.append(value.reshape((1,) * len(raw.partial) + value.shape))
-    return results
-
-
-def out_spec(raw: Spec) -> PartitionSpec:
-    split = [tuple(AXIS_NAMES[axis] for axis in dim) or None for dim in raw.dims]
-    return PartitionSpec(*(AXIS_NAMES[axis] for axis in raw.partial), *split)
-
-
-def names() -> list[str]:
-    return [f"{number}-{one.primitive}" for number, one in enumerate(CASES)]
-
-
-@pytest.mark.parametrize("one", CASES, ids=names())
-def test_every_assignment_gives_the_whole_result(one: Case) -> None:
-    eqn = equation_of(one)
-    operands = operand_values(eqn, one)
-    params = eqn.primitive.get_bind_params(eqn.params)
-    expected = eqn.primitive.bind(*operands, **params)
-    expected = expected if eqn.primitive.multiple_results else [expected]
-    for rows, cols in SHAPES if one.primitive not in ELEMENTWISE else SHAPES[:1]:
-        shape = MeshShape(rows, cols)
-        plans = plans_of(eqn, shape)
-        assert all(fits(s, shape_of(a), shape) for plan in plans for s, a in zip(plan.operands, eqn.invars, strict=True))
-        place = Place(shape, MeshCollectives())
-        mesh = Mesh(np.array(jax.devices()[: rows * cols]).reshape(rows, cols), AXIS_NAMES)
-
-        def run(*values: jax.Array, plans: list[EquationPlan] = plans, place: Place = place) -> list[list[jax.Array]]:
-            return [unfinished(eqn, plan, values, place) for plan in plans]
-
-        out_specs = [[out_spec(raw) for raw in plan.raw] for plan in plans]
-        mapped = jax.shard_map(run, mesh=mesh, in_specs=PartitionSpec(), out_specs=out_specs, check_vma=False)
-        results = jax.jit(mapped, compiler_options=QUICK)(*operands)
-        for plan, found in zip(plans, results, strict=True):
-            for raw, a, b in zip(plan.raw, found, expected, strict=True):
-                total = np.asarray(a, np.float64).sum(tuple(range(len(raw.partial))))
-                tolerance = 2e-2 if a.dtype == jnp.bfloat16 else 1e-5
-                np.testing.assert_allclose(total, np.asarray(b, np.float64), rtol=tolerance, atol=1e-6, err_msg=f"{shape} {plan}")
-
-
-def test_every_rule_has_a_case():
-    covered = {one.primitive for one in CASES}
-    assert set(RULES) - ELEMENTWISE <= covered
-    assert len(covered & ELEMENTWISE) >= 25
+def test_most_elementwise_rules_have_a_case():
+    assert len({one.primitive for one in CASES} & ELEMENTWISE) >= 25
 
 
 def test_unknown_primitives_run_whole():
-    eqn = jax.make_jaxpr(lax.sort)(X).jaxpr.eqns[0]
+    eqn, _ = only_equation(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x), X)
     assert rule_of(eqn) is None
     table = whole_plan(whole_rule(eqn), MeshShape(2, 4))
     assert table.plans[0].split == 1
@@ -234,7 +147,7 @@ def test_unknown_primitives_run_whole():
 
 
 def test_matrix_products_have_two_dimensional_strategies():
-    eqn = equation_of(case("dot_general", dot(((1,), (0,))), floats(8, 16), floats(16, 8)))
+    eqn, _ = only_equation(dot(((1,), (0,))), floats(8, 16), floats(16, 8))
     rule = rule_of(eqn)
     assert rule is not None
     plans = own_plans(rule, MeshShape(2, 4)).plans

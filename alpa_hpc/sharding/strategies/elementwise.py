@@ -8,14 +8,16 @@ from alpa_hpc.sharding.strategies.rule import UNSPLIT, OpRule, shape_of
 
 ELEMENTWISE = frozenset(
     (
-        "add sub mul div rem max min pow integer_pow exp exp2 log log1p expm1 tanh sin cos tan asin acos atan atan2 sinh cosh "
+        "add sub mul mulhi div rem max min pow integer_pow exp exp2 log log1p expm1 tanh sin cos tan asin acos atan atan2 sinh cosh "
         "asinh acosh atanh logistic sqrt rsqrt cbrt square neg sign abs floor ceil round is_finite not and or xor shift_left "
-        "shift_right_logical shift_right_arithmetic eq ne lt le gt ge select_n clamp convert_element_type erf erf_inv erfc "
-        "lgamma digamma nextafter copy copy_p reduce_precision add_any population_count stop_gradient real imag conj "
+        "shift_right_logical shift_right_arithmetic eq ne lt le gt ge eq_to lt_to le_to select_n clamp convert_element_type "
+        "reduce_precision copy stage add_any population_count clz real imag conj complex nextafter "
+        "erf erf_inv erfc lgamma digamma polygamma igamma igamma_grad_a igammac zeta bessel_i0e bessel_i1e regularized_incomplete_beta "
+        "threefry2x32"
     ).split()
 )
 
-LINEAR = frozenset("add sub neg add_any convert_element_type copy copy_p".split())
+LINEAR = frozenset("add sub neg add_any convert_element_type copy stage".split())
 
 
 def elementwise_rule(eqn: JaxprEqn) -> OpRule | None:

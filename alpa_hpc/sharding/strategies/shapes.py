@@ -4,7 +4,7 @@ from math import gcd
 
 from jax.extend.core import JaxprEqn
 
-from alpa_hpc.sharding.strategies.rule import UNSPLIT, OpRule, shape_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, OpRule, RuleDraft, shape_of
 
 
 def transpose_rule(eqn: JaxprEqn) -> OpRule:
@@ -119,8 +119,51 @@ def dynamic_update_slice_rule(eqn: JaxprEqn) -> OpRule:
     return OpRule(shape, (dims, dims, *((),) * (len(eqn.invars) - 2)), (dims,))
 
 
-def along_axis_rule(eqn: JaxprEqn) -> OpRule:
-    """Cumulative operators: all dims but `axis` are factors."""
+def stack_rule(eqn: JaxprEqn) -> OpRule:
+    """All dims but the new one are factors."""
+    shape, axis = shape_of(eqn.outvars[0]), eqn.params["axis"]
+    operand = tuple(d for d in range(len(shape)) if d != axis)
+    return OpRule(shape, (operand,) * len(eqn.invars), (tuple(UNSPLIT if d == axis else d for d in range(len(shape))),), linear=True)
+
+
+def unstack_rule(eqn: JaxprEqn) -> OpRule:
+    """All dims but the one taken apart are factors."""
+    shape, axis = shape_of(eqn.invars[0]), eqn.params["axis"]
+    result = tuple(d for d in range(len(shape)) if d != axis)
+    operand = tuple(UNSPLIT if d == axis else d for d in range(len(shape)))
+    return OpRule(shape, (operand,), (result,) * len(eqn.outvars), linear=True)
+
+
+def tile_rule(eqn: JaxprEqn) -> OpRule:
+    """Dims that are not repeated are factors."""
     shape = shape_of(eqn.invars[0])
-    dims = tuple(UNSPLIT if d == eqn.params["axis"] else d for d in range(len(shape)))
-    return OpRule(shape, (dims,), (dims,))
+    dims = tuple(d if times == 1 else UNSPLIT for d, times in enumerate(eqn.params["reps"]))
+    return OpRule(shape, (dims,), (dims,), linear=True)
+
+
+def bitcast_rule(eqn: JaxprEqn) -> OpRule:
+    """Dims that both shapes have are factors; one that holds the pieces of an element stays whole."""
+    shape = min(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), key=len)
+    dims = tuple(range(len(shape)))
+
+    def padded(rank: int) -> tuple[int, ...]:
+        return dims + (UNSPLIT,) * (rank - len(dims))
+
+    return OpRule(shape, (padded(len(shape_of(eqn.invars[0]))),), (padded(len(shape_of(eqn.outvars[0]))),))
+
+
+def iota_rule(eqn: JaxprEqn) -> OpRule:
+    """Each device can count its own piece."""
+    draft = RuleDraft.of(eqn)
+    for d, size in enumerate(shape_of(eqn.outvars[0])):
+        draft.factor(size, {}, {0: d})
+    return draft.rule()
+
+
+def together_rule(eqn: JaxprEqn) -> OpRule:
+    """Several values that pass side by side, each by itself: every dim of each is a factor."""
+    draft = RuleDraft.of(eqn)
+    for position, atom in enumerate(eqn.invars):
+        for d, size in enumerate(shape_of(atom)):
+            draft.factor(size, {position: d}, {position: d})
+    return draft.rule()
