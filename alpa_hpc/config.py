@@ -185,7 +185,7 @@ def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
         raise ConfigError(
             f"data.path={config.data.path} is not a file: it must be there, on a file system that all nodes see, before jobs start"
         )
-    if config.training.evaluate_every and config.data.kind is not DataKind.SYNTHETIC and not config.data.held_out_fraction:
+    if config.training.evaluate_every and not config.data.kind.is_made_up and not config.data.held_out_fraction:
         raise ConfigError(
             f"training.evaluate_every={config.training.evaluate_every} needs held-out data, and data.held_out_fraction is 0: "
             "raise it, or set training.evaluate_every=0"

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import jax
-
 from alpa_hpc.cluster.hardware import Submesh
 from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.ir.flops import jaxpr_flops
@@ -13,7 +11,7 @@ from alpa_hpc.launch.mpirun import ONE_THREAD, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.launch.site import Platform, site_environment
-from alpa_hpc.report.result import write_result
+from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.prepare import Prepared, Timed, prepare, untimed
 
@@ -25,12 +23,12 @@ def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:
 
 def open_training_data(config: ExperimentConfig) -> DataSource:
     """The data of a config, in the shapes of its model."""
-    return open_data(config.data, config.model, vocabulary_of(config.model))
+    return open_data(config.data, config.model, num_values_of(config.model))
 
 
-def vocabulary_of(model: object) -> int:
-    """How many tokens a model knows: its field `vocab`, which text data needs."""
-    return int(getattr(model, "vocab", 0))
+def num_values_of(model: object) -> int:
+    """How many tokens or classes a model knows: its field `vocab` or `num_classes`, which data of integers need."""
+    return int(getattr(model, "vocab", getattr(model, "num_classes", 0)))
 
 
 def cost_store(config: ExperimentConfig, paths: RunPaths) -> Path:
@@ -59,6 +57,11 @@ def counted_flop(step: LayeredStep) -> float:
 
 def store_result(config: ExperimentConfig, paths: RunPaths) -> None:
     """Write result.json from what the jobs measured so far."""
-    batch = jax.tree.leaves(config.model.batch(config.training.batch_size))
-    tokens = max(leaf.size for leaf in batch)
-    write_result(paths, config.name, config.cluster.num_devices, tokens)
+    write_result(paths, config.name, config.cluster.num_devices, _work_of_a_step(config))
+
+
+def _work_of_a_step(config: ExperimentConfig) -> Work:
+    batch = config.model.batch(config.training.batch_size)
+    if isinstance(batch, dict) and "tokens" in batch:
+        return Work(Unit.TOKENS, int(batch["tokens"].size))
+    return Work(Unit.EXAMPLES, config.training.batch_size)

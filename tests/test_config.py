@@ -18,10 +18,14 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import Chain, LauncherKind
 from alpa_hpc.models.gpt import GPT
+from alpa_hpc.models.llama import Llama
+from alpa_hpc.models.moe import MoE
+from alpa_hpc.models.wide_resnet import WideResNet
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.stages.candidate import SubmeshShapes
 from alpa_hpc.stages.options import RematChoice
+from alpa_hpc.training.options import DataKind, OptimiserKind
 
 REPOSITORY = Path(__file__).parent.parent
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
@@ -72,7 +76,9 @@ def test_each_experiment_composes_and_its_values_win(name: str) -> None:
 
 
 def test_all_experiments_of_the_paper_are_there() -> None:
-    assert {"quickstart", "gpt350m", "gpt1_3b", "gpt2_6b", "gpt6_7b", "gpt15b", "gpt39b"} <= set(EXPERIMENTS)
+    gpt, moe = ("350m", "1_3b", "2_6b", "6_7b", "15b", "39b"), ("380m", "1_3b", "2_4b", "10b", "27b", "70b")
+    sizes = {"gpt": gpt, "moe": moe, "wresnet": ("250m", "1b", "2b", "4b", "6_8b", "13b")}
+    assert {f"{family}{size}" for family, each in sizes.items() for size in each} <= set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,62 @@ def test_the_papers_points_are_those_of_its_tables(
     assert (config.cluster.num_devices, config.schedule.num_microbatches, config.layers.num_layers) == (devices, microbatches, layers)
     assert (config.training.batch_size, config.search.remat, config.launcher.kind) == (1024, RematChoice.ALWAYS, LauncherKind.SLURM)
     assert config.profiling.source is CostSource.ANALYTIC
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "billions", "petaflop", "microbatches", "layers"),
+    [
+        ("moe380m", 1, 0.3835, 1.580, 512, 4),
+        ("moe1_3b", 4, 1.3468, 3.006, 32, 8),
+        ("moe2_4b", 8, 2.3830, 4.993, 32, 8),
+        ("moe10b", 16, 10.170, 10.446, 16, 8),
+        ("moe27b", 32, 26.648, 17.871, 128, 8),
+        ("moe70b", 64, 70.415, 35.333, 64, 8),
+    ],
+)
+def test_the_papers_mixtures_are_those_of_its_tables(
+    name: str, devices: int, billions: float, petaflop: float, microbatches: int, layers: int
+) -> None:
+    config = to_config(composed(f"+experiment={name}"))
+    assert isinstance(config.model, MoE)
+    assert config.model.num_params() / 1e9 == pytest.approx(billions, rel=3e-4)
+    assert config.model.iteration_flops(config.training.batch_size, True) / 1e15 == pytest.approx(petaflop, rel=3e-4)
+    assert (config.model.dtype, config.model.group_size, config.model.capacity_factor) == ("float16", 2048, 2.0)
+    assert (config.cluster.num_devices, config.schedule.num_microbatches, config.layers.num_layers) == (devices, microbatches, layers)
+    assert (config.training.batch_size, config.training.optimiser, config.search.remat) == (1024, OptimiserKind.ADAMW, RematChoice.ALWAYS)
+    tokens = config.training.batch_size // microbatches * config.model.sequence
+    assert tokens % config.model.group_size == 0, "a microbatch holds whole groups"
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "billions", "depth", "channels", "width", "batch", "microbatches"),
+    [
+        ("wresnet250m", 1, 0.25, 50, 160, 2, 1536, 24),
+        ("wresnet1b", 4, 1.0, 50, 320, 2, 1536, 24),
+        ("wresnet2b", 8, 2.0, 50, 448, 2, 1536, 24),
+        ("wresnet4b", 16, 4.0, 50, 640, 2, 1536, 32),
+        ("wresnet6_8b", 32, 6.8, 50, 320, 16, 1536, 32),
+        ("wresnet13b", 64, 13.0, 101, 320, 16, 1520, 38),
+    ],
+)
+def test_the_papers_wide_resnets_are_those_of_its_tables(
+    name: str, devices: int, billions: float, depth: int, channels: int, width: int, batch: int, microbatches: int
+) -> None:
+    config = to_config(composed(f"+experiment={name}"))
+    assert config.model == WideResNet(depth=depth, channels=channels, width=width, num_classes=1024, image=224, dtype="float32")
+    assert isinstance(config.model, WideResNet)
+    assert config.model.num_params() / 1e9 == pytest.approx(billions, rel=0.05)
+    assert (config.cluster.num_devices, config.schedule.num_microbatches, config.training.batch_size) == (devices, microbatches, batch)
+    assert config.layers.num_layers == {50: 16, 101: 33}[depth], "a layer each residual block"
+    assert (config.training.optimiser, config.search.remat, config.data.kind) == (OptimiserKind.SGD, RematChoice.ALWAYS, DataKind.SYNTHETIC)
+
+
+@pytest.mark.parametrize(("name", "devices", "num_params"), [("llama1_1b", 8, 1_100_048_384), ("llama8b", 32, 8_030_261_248)])
+def test_the_llamas_are_of_published_sizes(name: str, devices: int, num_params: int) -> None:
+    config = to_config(composed(f"+experiment={name}"))
+    assert isinstance(config.model, Llama)
+    assert config.model.num_params() == num_params
+    assert (config.cluster.num_devices, config.model.dtype) == (devices, "bfloat16")
 
 
 def test_the_quickstarts_model_is_of_about_a_million_parameters() -> None:
@@ -164,6 +226,7 @@ def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
         ("training.batch_size=30", "batch_size=30 cannot be cut into .*=4"),
         ("training.batch_size=0", "training: batch_size is 0"),
         ("training.learning_rate=0", "training: learning_rate"),
+        ("training.optimiser=adam", r"training\.optimiser=adam .* adamw, sgd"),
         ("training.learning_rate=nan", "training: learning_rate"),
         ("training.weight_decay=-1", "training: weight_decay"),
         ("data.held_out_fraction=1", "data: held_out_fraction"),

@@ -65,6 +65,8 @@ def test_each_make_target_exists(target: str) -> None:
     assert re.search(rf"^{target}:.*## ", MAKEFILE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\+experiment=(\w+)", README)) | set(re.findall(r"`(gpt[0-9]\w+)`", README))))
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"\+experiment=(\w+)", README)) | set(re.findall(r"`((?:gpt|moe|wresnet|llama)[0-9]\w+)`", README)))
+)
 def test_each_experiment_exists(name: str) -> None:
     assert (REPOSITORY / "conf" / "experiment" / f"{name}.yaml").is_file()

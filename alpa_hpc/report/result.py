@@ -1,8 +1,10 @@
 """planning.json + training.json -> result.json and a few lines for people."""
 
+import enum
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from alpa_hpc.launch.files import read_json, write_json
@@ -10,21 +12,41 @@ from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.report.words import measured_words, plan_words, seconds_words
 
 
-def write_result(paths: RunPaths, name: str, num_devices: int, tokens_a_step: int) -> dict[str, Any]:
+class Unit(enum.Enum):
+    """What a batch is counted in."""
+
+    TOKENS = "tokens"
+    EXAMPLES = "examples"
+
+    @property
+    def rate(self) -> str:
+        """The key of its rate in result.json."""
+        return f"{self.value}_per_second"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step gets through."""
+
+    unit: Unit
+    count: int
+
+
+def write_result(paths: RunPaths, name: str, num_devices: int, work: Work) -> dict[str, Any]:
     """Put the figures of all jobs into result.json."""
     result: dict[str, Any] = {"experiment": name, "planning": read_json(paths.planning)}
     if paths.training.is_file():
-        result["training"] = training_figures(read_json(paths.training), result["planning"], num_devices, tokens_a_step)
+        result["training"] = training_figures(read_json(paths.training), result["planning"], num_devices, work)
     write_json(paths.result, result)
     return result
 
 
-def training_figures(training: dict[str, float], planning: dict[str, Any], num_devices: int, tokens_a_step: int) -> dict[str, float]:
+def training_figures(training: dict[str, float], planning: dict[str, Any], num_devices: int, work: Work) -> dict[str, float]:
     """What was measured in training, with the rates that follow from it."""
     seconds, flop = training["step_seconds"], planning["iteration_flop"]
     return {
         **training,
-        "tokens_per_second": tokens_a_step / seconds,
+        work.unit.rate: work.count / seconds,
         "tflops_per_device": flop / seconds / num_devices / 1e12,
         "pflops": flop / seconds / 1e15,
     }
@@ -78,10 +100,15 @@ def _training_lines(training: Mapping[str, float], planning: Mapping[str, Any]) 
     return [
         f"loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}"
         f"{'' if math.isnan(training['last_held_out_loss']) else held_out} in {training['num_steps']} steps",
-        f"measured step {seconds_words(training['step_seconds'])} (median), {training['tokens_per_second']:.0f} tokens/s, "
+        f"measured step {seconds_words(training['step_seconds'])} (median), {_rate_words(training)}, "
         f"{training['tflops_per_device']:.4g} TFLOPS a device",
         *_this_machine_lines(planning),
     ]
+
+
+def _rate_words(training: Mapping[str, float]) -> str:
+    [(unit, rate)] = [(unit, training[unit.rate]) for unit in Unit if unit.rate in training]
+    return f"{rate:.0f} {unit.value}/s" if rate >= 100 else f"{rate:.3g} {unit.value}/s"
 
 
 def _this_machine_lines(planning: Mapping[str, Any]) -> list[str]:

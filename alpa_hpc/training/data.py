@@ -1,7 +1,8 @@
 """(data source, split, seed, step) -> batch, such as {"tokens": int32 [batch, sequence + 1]}: a pure function of its arguments.
 
 Every rank and every restart draws the same batch for the same (seed, step), so that no rank has to send data to another
-and no file has to remember a position. Sources: the Python standard library's sources as bytes, a token file, or noise.
+and no file has to remember a position. Sources: the Python standard library's sources as bytes, a token file, noise, or images
+made up of a pattern and noise.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ Batch = Any  # a pytree of numpy arrays, as `Model.batch` describes it
 MAX_CORPUS_BYTES = 8_000_000
 BYTE_VOCABULARY = 256
 _CHECKED_AT_ONCE = 1 << 20  # tokens looked at when a file is opened; later windows are checked when drawn
+_FIELDS = 4  # of a pattern, along each side
 _NOT_TEXT_OF_PYTHON_ITSELF = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -77,31 +79,48 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyntheticBatches:
-    """Noise of the shapes the model asks for, for timing: integers uniform in 0 .. `vocabulary` - 1, the rest standard normal."""
+    """Noise of the shapes the model asks for, for timing: integers uniform in 0 .. `num_values` - 1, the rest standard normal."""
 
     model: Model
-    vocabulary: int
+    num_values: int
 
     def batch(self, split: Split, batch_size: int, seed: int, step: int) -> Batch:
         """A batch with the structure of `model.batch(batch_size)`."""
         generator = _generator(split, seed, step)
-        return jax.tree.map(lambda leaf: _noise(leaf, self.vocabulary, generator), self.model.batch(batch_size))
+        return jax.tree.map(lambda leaf: _noise(leaf, self.num_values, generator), self.model.batch(batch_size))
 
 
-def open_data(options: DataOptions, model: Model, vocabulary: int) -> DataSource:
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternImages:
+    """Images of a pattern a class in noise: `patterns` [class, height, width, channels] are standard normal, and so is the noise."""
+
+    patterns: NDArray[np.float32]
+
+    def batch(self, split: Split, batch_size: int, seed: int, step: int) -> Batch:
+        """{"images": float32 [batch_size, height, width, channels], "labels": int32 [batch_size]}: classes uniform, fresh noise."""
+        generator = _generator(split, seed, step)
+        labels = generator.integers(0, len(self.patterns), size=batch_size).astype(np.int32)
+        noise = generator.standard_normal(size=(batch_size, *self.patterns.shape[1:]), dtype=np.float32)
+        return {"images": self.patterns[labels] + noise, "labels": labels}
+
+
+def open_data(options: DataOptions, model: Model, num_values: int) -> DataSource:
     """The source that `options` names, in the shapes that `model.batch` asks for; ConfigError if the two do not fit together.
 
-    Text needs a model whose batch is {"tokens": int32 [batch, sequence + 1]}; `vocabulary` is the number of tokens the model knows.
+    `num_values` is how many values the model's integers have: its tokens, or its classes. Text needs a model whose batch is
+    {"tokens": int32 [batch, sequence + 1]}, images one whose batch is {"images": float32 [batch, H, W, C], "labels": int32 [batch]}.
     """
     match options.kind:
         case DataKind.STDLIB_BYTES:
-            if vocabulary < BYTE_VOCABULARY:
-                raise ConfigError(f"the model knows {vocabulary} tokens, bytes need {BYTE_VOCABULARY}: raise the model's vocabulary")
+            if num_values < BYTE_VOCABULARY:
+                raise ConfigError(f"the model knows {num_values} tokens, bytes need {BYTE_VOCABULARY}: raise the model's vocabulary")
             return standard_library_corpus(_text_sequence(model), options.held_out_fraction)
         case DataKind.TOKEN_FILE:
-            return token_file(Path(options.path), vocabulary, _text_sequence(model), options.held_out_fraction)
+            return token_file(Path(options.path), num_values, _text_sequence(model), options.held_out_fraction)
         case DataKind.SYNTHETIC:
-            return SyntheticBatches(model, vocabulary)
+            return SyntheticBatches(model, _num_values(model, num_values))
+        case DataKind.SYNTHETIC_IMAGES:
+            return pattern_images(_image_shape(model), _num_values(model, num_values))
 
 
 def standard_library_corpus(sequence: int, held_out_fraction: float) -> ByteCorpus:
@@ -152,6 +171,37 @@ def token_file(path: Path, vocabulary: int, sequence: int, held_out_fraction: fl
     return TokenFile(path=path, sequence=sequence, vocabulary=vocabulary, tokens=tokens, border=border)
 
 
+def pattern_images(shape: tuple[int, int, int], num_classes: int) -> PatternImages:
+    """Images of (height, width, channels); each class has 4 x 4 fields of a constant colour of its own, the same in every process."""
+    height, width, channels = shape
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([zlib.crc32(b"patterns"), num_classes])))
+    fields = generator.standard_normal(size=(num_classes, _FIELDS, _FIELDS, channels), dtype=np.float32)
+    rows, columns = (np.arange(size) * _FIELDS // size for size in (height, width))
+    return PatternImages(fields[:, rows[:, None], columns[None, :]])
+
+
+def _num_values(model: Model, num_values: int) -> int:
+    integers = [leaf for leaf in jax.tree.leaves(model.batch(1)) if np.issubdtype(leaf.dtype, np.integer)]
+    if integers and num_values < 1:
+        raise ConfigError(
+            "the model's batch has integers, and it is not known from which range: give the model a field `vocab` (its tokens are "
+            "0 .. vocab - 1) or `num_classes` (its labels are 0 .. num_classes - 1)"
+        )
+    return num_values
+
+
+def _image_shape(model: Model) -> tuple[int, int, int]:
+    batch = model.batch(1)
+    described = {name: (leaf.dtype, len(leaf.shape)) for name, leaf in batch.items()} if isinstance(batch, dict) else batch
+    if described != {"images": (np.float32, 4), "labels": (np.int32, 1)}:
+        raise ConfigError(
+            "synthetic images need a model whose batch is {'images': float32 [batch, height, width, channels], 'labels': int32 [batch]}, "
+            f"this one asks for {batch}: use data=synthetic"
+        )
+    _, height, width, channels = batch["images"].shape
+    return height, width, channels
+
+
 def _text_sequence(model: Model) -> int:
     batch = model.batch(1)
     tokens = batch.get("tokens") if isinstance(batch, dict) and len(batch) == 1 else None
@@ -170,9 +220,9 @@ def _windows(tokens: NDArray[Any], split: Split, batch_size: int, sequence: int,
     return np.stack([np.asarray(tokens[start : start + length], dtype=np.int32) for start in starts])
 
 
-def _noise(leaf: Any, vocabulary: int, generator: np.random.Generator) -> NDArray[Any]:
+def _noise(leaf: Any, num_values: int, generator: np.random.Generator) -> NDArray[Any]:
     if np.issubdtype(leaf.dtype, np.integer):
-        return generator.integers(0, vocabulary, size=leaf.shape).astype(leaf.dtype)
+        return generator.integers(0, num_values, size=leaf.shape).astype(leaf.dtype)
     return generator.standard_normal(size=leaf.shape, dtype=np.float32).astype(leaf.dtype)
 
 

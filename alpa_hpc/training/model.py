@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Model(Protocol):
     """The three methods. They know nothing of meshes, microbatches or stages: that is the plan's affair.
 
+    What `loss` makes of several rows together, such as BatchNorm's statistics, is of the rows it is given: a microbatch, over all devices.
+
     A model may also have `iteration_flops(batch_size: int, remat: bool) -> float`, the FLOP of one iteration by the convention of its
     published figures; where it is there, TFLOPS are reported by it, else by counting the traced operators.
     """

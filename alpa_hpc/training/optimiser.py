@@ -1,4 +1,4 @@
-"""TrainingOptions -> optax.GradientTransformation: AdamW, linear warm-up to a constant rate, clipping of the global norm."""
+"""TrainingOptions -> optax.GradientTransformation: AdamW or SGD, linear warm-up to a constant rate, clipping of the global norm."""
 
 from typing import Any
 
@@ -6,23 +6,37 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from alpa_hpc.training.options import TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, TrainingOptions
 
 ADAM_B1, ADAM_B2 = 0.9, 0.95  # as GPT-3 was trained; 0.999 reacts too late in short runs
+SGD_MOMENTUM = 0.9  # Nesterov's, as the original trains Wide-ResNet
 
 
 def build_optimiser(options: TrainingOptions) -> optax.GradientTransformation:
-    """AdamW with decoupled weight decay on matrices (biases and scales are left alone), behind clipping where `clip_norm` > 0."""
-    adamw = optax.adamw(
+    """The optimiser, with weight decay on matrices (biases and scales are left alone), behind clipping where `clip_norm` > 0."""
+    match options.optimiser:
+        case OptimiserKind.ADAMW:
+            optimiser = _adamw(options)
+        case OptimiserKind.SGD:
+            optimiser = _sgd(options)
+    if options.clip_norm == 0:
+        return optimiser
+    return optax.chain(_clip_by_global_norm(options.clip_norm), optimiser)
+
+
+def _adamw(options: TrainingOptions) -> optax.GradientTransformation:
+    return optax.adamw(
         _learning_rate(options),
         b1=ADAM_B1,
         b2=ADAM_B2,
         weight_decay=options.weight_decay,
         mask=_only_matrices,
     )
-    if options.clip_norm == 0:
-        return adamw
-    return optax.chain(_clip_by_global_norm(options.clip_norm), adamw)
+
+
+def _sgd(options: TrainingOptions) -> optax.GradientTransformation:
+    descent = optax.sgd(_learning_rate(options), momentum=SGD_MOMENTUM, nesterov=True)
+    return optax.chain(optax.add_decayed_weights(options.weight_decay, mask=_only_matrices), descent)
 
 
 def _learning_rate(options: TrainingOptions) -> optax.ScalarOrSchedule:

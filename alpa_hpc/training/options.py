@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from alpa_hpc.errors import ConfigError
 
 
+class OptimiserKind(enum.Enum):
+    """What turns gradients into updates."""
+
+    ADAMW = "adamw"
+    """Adam with decoupled weight decay"""
+    SGD = "sgd"
+    """gradient descent with Nesterov's momentum; weight decay is part of the gradient"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOptions:
-    """AdamW with linear warm-up, decoupled weight decay and clipping of the global gradient norm.
+    """An optimiser with linear warm-up, weight decay and clipping of the global gradient norm.
 
     batch_size:       examples of a global batch (one optimiser step)
     clip_norm:        largest global gradient norm; 0 turns clipping off
@@ -17,6 +26,7 @@ class TrainingOptions:
     evaluate_batches: batches (of `batch_size`) of one evaluation
     """
 
+    optimiser: OptimiserKind
     batch_size: int
     num_steps: int
     learning_rate: float
@@ -46,7 +56,14 @@ class DataKind(enum.Enum):
     TOKEN_FILE = "token_file"
     """a file of token ids, read through a memory map"""
     SYNTHETIC = "synthetic"
-    """random tokens made by the model's own `batch`, for timing"""
+    """noise in the shapes of the model's own `batch`, for timing"""
+    SYNTHETIC_IMAGES = "synthetic_images"
+    """images of a pattern a class in noise: what a classifier can learn, on every machine"""
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether batches are drawn and not read, so that nothing needs to be kept back for evaluation."""
+        return self in (DataKind.SYNTHETIC, DataKind.SYNTHETIC_IMAGES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from alpa_hpc.training.options import DataKind, DataOptions
 
 STDLIB = DataOptions(kind=DataKind.STDLIB_BYTES, path="", held_out_fraction=0.1)
 SYNTHETIC = DataOptions(kind=DataKind.SYNTHETIC, path="", held_out_fraction=0.0)
+IMAGES = DataOptions(kind=DataKind.SYNTHETIC_IMAGES, path="", held_out_fraction=0.0)
 
 
 @dataclass(frozen=True)
@@ -159,3 +160,48 @@ def test_synthetic_batches_have_the_models_structure() -> None:
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch) == {"x": ((64, 3), np.float32), "y": ((64,), np.int32)}
     assert set(batch["y"]) == set(range(7))
     jax.tree.map(np.testing.assert_array_equal, batch, again)
+
+
+def test_integers_of_an_unknown_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`vocab` .* or `num_classes`"):
+        open_data(SYNTHETIC, Images(), 0)
+    floats = open_data(SYNTHETIC, Shapes(np.float32), 0)
+    assert floats.batch(Split.TRAINING, 2, 0, 0)["tokens"].dtype == np.float32
+
+
+@dataclass(frozen=True)
+class Pictures(Shapes):
+    """Batches of images and labels."""
+
+    name: str = "labels"
+
+    def batch(self, batch_size: int) -> Any:
+        return {
+            "images": jax.ShapeDtypeStruct((batch_size, 10, 6, 3), np.float32),
+            self.name: jax.ShapeDtypeStruct((batch_size,), np.int32),
+        }
+
+
+def test_synthetic_images_show_their_class_in_noise() -> None:
+    source = open_data(IMAGES, Pictures(), 5)
+    batch, again = (source.batch(Split.TRAINING, 400, 0, 5) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, batch, again)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch) == {
+        "images": ((400, 10, 6, 3), np.float32),
+        "labels": ((400,), np.int32),
+    }
+    assert set(batch["labels"]) == set(range(5))
+    held_out = open_data(IMAGES, Pictures(), 5).batch(Split.HELD_OUT, 400, 7, 0)
+    assert not np.array_equal(held_out["images"], batch["images"])
+    means = np.stack([batch["images"][batch["labels"] == label].mean(axis=0) for label in range(5)])
+    nearest = ((held_out["images"][:, None] - means) ** 2).sum(axis=(2, 3, 4)).argmin(axis=1)
+    assert (nearest == held_out["labels"]).mean() > 0.95, "what one split shows, the other one can be told by"
+    assert means.std() == pytest.approx(1, abs=0.3)
+    noise = batch["images"] - means[batch["labels"]]
+    assert noise.std() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("model", [Images(), Pictures(name="classes"), Shapes()])
+def test_synthetic_images_need_a_model_of_images(model: Shapes) -> None:
+    with pytest.raises(ConfigError, match="synthetic images need a model .* use data=synthetic"):
+        open_data(IMAGES, model, 5)

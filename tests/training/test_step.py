@@ -1,7 +1,7 @@
 """The optimiser and the train step: they lower a loss, warm up, clip, and carry a key only for models that read it."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ import pytest
 from alpa_hpc.errors import TraceError
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.training.optimiser import build_optimiser
-from alpa_hpc.training.options import TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, TrainingOptions
 from alpa_hpc.training.prepare import prepare
 from alpa_hpc.training.step import build_train_step
 
 OPTIONS = TrainingOptions(
-    batch_size=8, num_steps=100, learning_rate=0.05, warmup_steps=0, weight_decay=0.0, clip_norm=0.0,
+    optimiser=OptimiserKind.ADAMW, batch_size=8, num_steps=100, learning_rate=0.05, warmup_steps=0, weight_decay=0.0, clip_norm=0.0,
     seed=0, evaluate_every=0, evaluate_batches=1,
 )  # fmt: skip
 
@@ -54,7 +54,10 @@ def updates(options: TrainingOptions, gradients: Any, params: Any, steps: int = 
     return last
 
 
-@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, warmup_steps=10, weight_decay=1e-4, clip_norm=5.0)])
+SGD = replace(OPTIONS, optimiser=OptimiserKind.SGD)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, warmup_steps=10, weight_decay=1e-4, clip_norm=5.0), SGD])
 def test_training_lowers_a_quadratic(options: TrainingOptions) -> None:
     train = build_train_step(Regression(), build_optimiser(options))
     state, step = train.init(jax.random.key(0)), jax.jit(train.step)
@@ -96,6 +99,23 @@ def test_only_matrices_decay() -> None:
     change = updates(replace(OPTIONS, weight_decay=0.1), jax.tree.map(jnp.zeros_like, params), params)
     np.testing.assert_allclose(change["scale"], 0.0)
     np.testing.assert_allclose(change["w"], -0.05 * 0.1, rtol=1e-5)
+
+
+def test_sgd_is_nesterovs_with_decay_in_the_gradient() -> None:
+    options = replace(SGD, learning_rate=0.1, weight_decay=0.01)
+    optimiser, draw = build_optimiser(options), np.random.default_rng(0)
+    params = {"scale": draw.normal(size=4), "w": draw.normal(size=(4, 4))}
+    state = optimiser.init(jax.tree.map(jnp.asarray, params))
+    velocity = {name: np.zeros_like(leaf) for name, leaf in params.items()}
+    for _ in range(4):
+        gradients = {name: draw.normal(size=leaf.shape) for name, leaf in params.items()}
+        found, state = optimiser.update(jax.tree.map(jnp.asarray, gradients), state, jax.tree.map(jnp.asarray, params))
+        change = cast(dict[str, Any], found)
+        for name, decay in (("scale", 0.0), ("w", 0.01)):
+            gradient = gradients[name] + decay * params[name]
+            velocity[name] = 0.9 * velocity[name] + gradient
+            np.testing.assert_allclose(change[name], -0.1 * (gradient + 0.9 * velocity[name]), rtol=1e-4, atol=1e-6)
+            params[name] = params[name] + np.asarray(change[name], np.float64)
 
 
 def test_metrics_are_those_of_plain_jax() -> None:
