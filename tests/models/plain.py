@@ -27,10 +27,16 @@ def relative_error(found: Any, expected: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
 
 
-def shaken(params: Any, size: float) -> Any:
-    """Parameters with noise of a standard deviation of `size` on each, so that none is 0 or 1 by its name."""
+def drawn(model: Any, size: float = 0.3) -> Any:
+    """Parameters of the shapes that `model.init` gives: noise of a standard deviation of `size`, around 1 for scales and 0 for the rest."""
     draw = np.random.default_rng(99)
-    return jax.tree.map(lambda leaf: np.asarray(leaf) + size * draw.standard_normal(leaf.shape, dtype=np.float32), params)
+
+    def leaf(path: Any, shape: Any) -> np.ndarray:
+        name = str(path[-1])
+        around = 1 if "norm" in name and "bias" not in name or "scale" in name else 0
+        return around + size * draw.standard_normal(shape.shape, dtype=np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def library(x: Any) -> Any:

@@ -50,7 +50,7 @@ def test_first_loss_is_the_logarithm_of_the_vocabulary(dtype: str) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_loss_and_gradient_are_those_of_a_plain_one(kv_heads: int) -> None:
     model = Llama(num_layers=2, hidden=16, num_heads=4, num_kv_heads=kv_heads, mlp_width=24, vocab=32, sequence=8, rotary_base=100.0)
-    params, batch = plain.shaken(fresh(model), 0.3), tokens(model, rows=2)
+    params, batch = plain.drawn(model), tokens(model, rows=2)
     found = plain.quick_jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
     expected = plain.quick_jit(jax.value_and_grad(lambda p: plain.llama_loss(model, p, batch["tokens"])))(params)
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
@@ -69,7 +69,7 @@ def test_rotation_keeps_lengths_and_products_depend_on_distance_alone() -> None:
 
 
 def test_later_tokens_do_not_matter() -> None:
-    params, batch = plain.shaken(fresh(TINY), 0.3), tokens(TINY, rows=1)["tokens"]
+    params, batch = plain.drawn(TINY), tokens(TINY, rows=1)["tokens"]
     x = params["embedding"][batch[:, :-1]]
     gradient = plain.quick_jit(jax.grad(lambda x: TINY._attention(params["blocks"][0], x)[0, 3].sum()))(x)
     seen = np.abs(gradient[0]).max(axis=-1)

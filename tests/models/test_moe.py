@@ -126,7 +126,7 @@ def by_hand(gates: np.ndarray, capacity: int, seen: Counter[str]) -> dict[str, n
 
 @pytest.mark.parametrize("model", [TINY, CROWDED], ids=["tiny", "crowded"])
 def test_loss_and_gradient_are_those_of_each_token_routed_by_itself(model: MoE) -> None:
-    params, batch = plain.shaken(fresh(model), 0.3), tokens(model, rows=2)
+    params, batch = plain.drawn(model), tokens(model, rows=2)
     recorded: list[Any] = []
     dropped: Counter[bool] = Counter()
 
@@ -146,7 +146,7 @@ def test_loss_and_gradient_are_those_of_each_token_routed_by_itself(model: MoE) 
 
 
 def test_whole_groups_are_routed_alike_however_the_batch_is_cut() -> None:
-    params, batch = plain.shaken(fresh(CROWDED), 0.3), tokens(CROWDED, rows=8)
+    params, batch = plain.drawn(CROWDED), tokens(CROWDED, rows=8)
     loss = plain.quick_jit(CROWDED.loss)
     halves = [loss(params, {"tokens": part}, jax.random.key(0)) for part in np.split(batch["tokens"], 4)]
     assert float(loss(params, batch, jax.random.key(0))) == pytest.approx(float(np.mean(halves)), rel=1e-5)

@@ -71,22 +71,20 @@ def test_first_loss_is_the_logarithm_of_the_classes(dtype: str) -> None:
     assert float(loss) == pytest.approx(math.log(10), abs=0.1)
 
 
-@pytest.mark.parametrize("depth", [14])
-def test_loss_and_gradient_are_those_of_sums_over_offsets(depth: int) -> None:
-    model = WideResNet(depth=depth, channels=4, width=2, num_classes=10, image=64)
-    params, batch = plain.shaken(fresh(model), 0.1), images(model)
-    found = plain.quick_jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
+def test_loss_and_gradient_are_those_of_sums_over_offsets() -> None:
+    params, batch = plain.drawn(TINY, 0.1), images(TINY)
 
     def loss(params: Any) -> jax.Array:
-        return plain.wide_resnet_loss(BLOCKS[depth], params, batch["images"], batch["labels"])
+        return plain.wide_resnet_loss(BLOCKS[TINY.depth], params, batch["images"], batch["labels"])
 
+    found = plain.quick_jit(jax.value_and_grad(TINY.loss))(params, batch, jax.random.key(0))
     expected = plain.quick_jit(jax.value_and_grad(loss))(params)
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     assert plain.relative_error(found[1], expected[1]) < 1e-3
 
 
 def test_statistics_are_those_of_the_batch_that_the_loss_is_given() -> None:
-    params, batch = plain.shaken(fresh(TINY), 0.1), images(TINY, rows=8)
+    params, batch = plain.drawn(TINY, 0.1), images(TINY, rows=8)
     loss = plain.quick_jit(TINY.loss)
     whole = float(loss(params, batch, jax.random.key(0)))
     tripled = float(loss(params, {**batch, "images": 3 * batch["images"]}, jax.random.key(0)))
