@@ -71,7 +71,7 @@ def test_each_experiment_composes_and_its_values_win(name: str) -> None:
     got = composed(f"+experiment={name}")
     assert wanted
     assert OmegaConf.merge(got, wanted) == got
-    config = config_of(f"+experiment={name}")
+    config = to_config(got)
     assert config.name == name
 
 
