@@ -1,8 +1,9 @@
 """A layer's programs -> dims that are not worth splitting, for where the whole space of specs is too wide to be searched exactly.
 
 Dims that some operator splits together form a class (the batch, the hidden size, the heads, ...). A class is *awkward* if a matrix product
-or a convolution must have one of its dims whole: the sequence and the head size around attention, height and width. Splitting it means
-resharding there, so leaving it out loses little and makes every table smaller. A tensor whose dims are all awkward keeps them.
+or a convolution must have one of its dims whole, or if a batched product has two of its dims: the sequence and the head size around
+attention, height and width. Splitting it means resharding there, so leaving it out loses little and makes every table smaller. A tensor
+whose dims are all awkward keeps them.
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ from jax.extend.core import Jaxpr, Literal, Var
 from alpa_hpc.ir.graph import Atom
 from alpa_hpc.ir.inline import HEAVY
 from alpa_hpc.ir.work import Layer, LayeredStep
-from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets
+from alpa_hpc.sharding.strategies.contraction import is_batched
+from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets, factor_dims, whole_dims
 from alpa_hpc.sharding.strategies.registry import rule_of
-from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
+from alpa_hpc.sharding.strategies.rule import shape_of
 
 Dims = frozenset[int]
 
@@ -58,6 +60,8 @@ def layer_classes(layer: Layer) -> DimSets:
         _join_variables(forward.outvars[layer.outputs.index(value)], cotangent, classes)
     for param, gradient in zip(forward.invars, backward.outvars[len(layer.cotangent_inputs) :], strict=False):
         _join_variables(param, gradient, classes)
+    for program in (forward, backward):
+        _mark_squares(program, classes)
     return classes
 
 
@@ -67,14 +71,23 @@ def _join_equations(program: Jaxpr, classes: DimSets) -> None:
         if rule is None:
             continue
         first: dict[int, Dim] = {}
-        for atom, factors in (*zip(eqn.invars, rule.operands, strict=True), *zip(eqn.outvars, rule.results, strict=True)):
-            if isinstance(atom, Literal):
-                continue
-            for d, factor in enumerate(factors):
-                if factor != UNSPLIT:
-                    classes.join((atom, d), first.setdefault(factor, (atom, d)))
-                elif eqn.primitive.name in HEAVY:
-                    classes.mark((atom, d))
+        for factor, dim in factor_dims(eqn, rule):
+            classes.join(dim, first.setdefault(factor, dim))
+        if eqn.primitive.name in HEAVY:
+            for dim in whole_dims(eqn, rule):
+                classes.mark(dim)
+
+
+def _mark_squares(program: Jaxpr, classes: DimSets) -> None:
+    """Mark the class of which a batched product has two loops (queries by keys): only one of them could be split."""
+    for eqn in program.eqns:
+        rule = rule_of(eqn) if is_batched(eqn) else None
+        if rule is None:
+            continue
+        factor_of: dict[Dim, int] = {}
+        for factor, dim in factor_dims(eqn, rule):
+            if factor_of.setdefault(classes.find(dim), factor) != factor:
+                classes.mark(dim)
 
 
 def _join_variables(a: Atom, b: Atom, classes: DimSets) -> None:

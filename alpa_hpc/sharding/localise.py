@@ -29,7 +29,7 @@ LOCAL: dict[str, LocalRun] = {
     "slice": shapes.cut,
     "dynamic_slice": shapes.dynamic_slice,
     "iota": shapes.iota,
-    **dict.fromkeys(("sharding_constraint", "layout_constraint"), shapes.identity),
+    **dict.fromkeys(("sharding_constraint", "layout_constraint", "device_put"), shapes.identity),
     "conv_general_dilated": shapes.convolution,
     **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), shapes.pooling),
     "gather": indexing.gather,

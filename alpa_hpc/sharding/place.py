@@ -48,8 +48,9 @@ LocalRun = Callable[[JaxprEqn, EquationPlan, Sequence[jax.Array], Place], Sequen
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[jax.Array], changes: Mapping[str, object]) -> Sequence[jax.Array]:
-    """Apply the equation's primitive with some of its parameters replaced."""
-    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    """Apply the equation's primitive with some of its parameters replaced; what it says of the user's own mesh is left out."""
+    elsewhere = {name: None for name in ("sharding", "out_sharding") if name in eqn.params}
+    params = eqn.primitive.get_bind_params({**eqn.params, **elsewhere, **changes})
     results = eqn.primitive.bind(*operands, **params)
     return results if eqn.primitive.multiple_results else [results]
 

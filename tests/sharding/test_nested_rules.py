@@ -92,6 +92,14 @@ def test_two_dims_that_become_one_are_not_split() -> None:
     assert found.sizes == (), "both dims of a matrix that is transposed around the loop are one class"
 
 
+def test_rows_that_look_up_rows_are_whole() -> None:
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return x[x[:, 0].astype(jnp.int32) % 8], None
+
+    found = rule(lambda x: lax.scan(step, x, None, length=2), np.ones((8, 16), np.float32), name="scan")
+    assert found.sizes == (), "rows are looked up by their own first column"
+
+
 def test_the_condition_sees_what_every_device_has() -> None:
     def until(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda x: x.sum() < 100, lambda x: x * 2, x)

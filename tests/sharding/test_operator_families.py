@@ -445,7 +445,7 @@ def test_tiles_put_together_are_the_whole(family: Family) -> None:
 def test_every_rule_is_tried_here_or_by_a_fixed_case() -> None:
     fixed = {one.primitive for one in CASES} | ELEMENTWISE
     drawn = frozenset[str]().union(*(family.kinds for family in FAMILIES))
-    assert set(RULES) - fixed - drawn == {"sharding_constraint", "layout_constraint", *NESTS, *PRIVATE}
+    assert set(RULES) - fixed - drawn == {"sharding_constraint", "layout_constraint", "device_put", *NESTS, *PRIVATE}
 
 
 def test_every_elementwise_primitive_of_jax_has_a_rule() -> None:

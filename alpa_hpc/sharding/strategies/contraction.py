@@ -31,6 +31,14 @@ def dot_general_rule(eqn: JaxprEqn) -> OpRule:
     return draft.rule()
 
 
+def is_batched(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a matrix product with a batch of more than one."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    _, (batch, _) = eqn.params["dimension_numbers"]
+    return any(shape_of(eqn.invars[0])[d] > 1 for d in batch)
+
+
 def splits_batch_alone(eqn: JaxprEqn) -> bool:
     """Whether a product has at least as many elements in its batch as its shortest loop (rows, columns, contracted) has steps.
 

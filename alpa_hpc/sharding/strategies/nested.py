@@ -5,7 +5,7 @@ equation unless an inner operator must have one of its dims whole, or needs a su
 gradient of a weight in the carry) may stay partial until the equation is over. As classes are joined both ways, this is the fixed point.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -14,11 +14,12 @@ from math import gcd
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.graph import Atom, variables
-from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets
-from alpa_hpc.sharding.strategies.nests import Nest, nest_of
+from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets, dims_of, factor_dims, whole_dims
+from alpa_hpc.sharding.strategies.nests import Nest, Passage, nest_of
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule, Reduction, RuleDraft, RuleFunction, shape_of
 
 Roots = frozenset[Dim]
+Ruled = list[tuple[JaxprEqn, OpRule]]
 NO_ROOTS: Roots = frozenset()
 
 
@@ -65,25 +66,20 @@ def nested_split(rule_of: RuleFunction, eqn: JaxprEqn) -> NestedSplit:
     sums = _partial_sums(nest, flat, sets)
     for program in nest.programs:
         _mark_clashes(program.jaxpr, sets, sums)
-    factors = _factors(nest, flat, sets)
-
-    def numbers(roots: Iterable[Dim]) -> tuple[int, ...]:
-        return tuple(factors.get(root, UNSPLIT) for root in roots)
+    sizes = _sizes(nest, flat, sets)
+    factors = {root: number for number, root in enumerate(sizes)}
 
     def outer(inner: JaxprEqn, rule: OpRule) -> tuple[int, ...]:
         found = [UNSPLIT] * len(rule.sizes)
-        for factor, dim in _factor_dims(inner, rule):
+        for factor, dim in factor_dims(inner, rule):
             found[factor] = factors.get(sets.find(dim), UNSPLIT)
         return tuple(found)
 
-    every = {var for program in nest.programs for var in _variables(program.jaxpr)}
-    dims = {var: numbers(sets.find(dim) for dim in _dims(var)) for var in every}
-    kept = {var: frozenset(numbers(roots)) - {UNSPLIT} for var, roots in sums.items()}
+    every = [var for program in nest.programs for var in _variables(program.jaxpr)]
+    dims = {var: tuple(factors.get(sets.find(dim), UNSPLIT) for dim in dims_of(var)) for var in every}
+    kept = {var: frozenset(factors[root] for root in roots if root in factors) for var, roots in sums.items()}
     steps = tuple(tuple(InnerStep(inner, rule, outer(inner, rule)) for inner, rule in program) for program in ruled)
-    return NestedSplit(nest, _rule(nest, factors, sets, flat, dims, kept), steps, dims, kept)
-
-
-Ruled = list[tuple[JaxprEqn, OpRule]]
+    return NestedSplit(nest, _rule(nest, tuple(sizes.values()), dims, kept), steps, dims, kept)
 
 
 def _joined(nest: Nest, ruled: Ruled) -> DimSets:
@@ -91,12 +87,12 @@ def _joined(nest: Nest, ruled: Ruled) -> DimSets:
     sets = DimSets()
     for inner, rule in ruled:
         first: dict[int, Dim] = {}
-        for factor, dim in _factor_dims(inner, rule):
+        for factor, dim in factor_dims(inner, rule):
             sets.join(dim, first.setdefault(factor, dim))
     groups = [variables(passage.atoms) for passage in (*nest.operands, *nest.results)] + [variables(flow) for flow in nest.flows]
     for group in groups:
         for var in group[1:]:
-            for a, b in zip(_dims(group[0]), _dims(var), strict=True):
+            for a, b in zip(dims_of(group[0]), dims_of(var), strict=True):
                 sets.join(a, b)
     return sets
 
@@ -104,14 +100,11 @@ def _joined(nest: Nest, ruled: Ruled) -> DimSets:
 def _mark_whole(ruled: Ruled, sets: DimSets) -> None:
     """Mark what an inner operator must have whole, joins at once (a maximum), or would have to split twice."""
     for inner, rule in ruled:
-        split = {dim for _, dim in _factor_dims(inner, rule)}
-        for var in variables((*inner.invars, *inner.outvars)):
-            for dim in _dims(var):
-                if dim not in split and shape_of(var)[dim[1]] > 1:
-                    sets.mark(dim)
+        for dim in whole_dims(inner, rule):
+            sets.mark(dim)
         combined = {reduction.factor for reduction in rule.reduced if reduction.combine is not Combine.SUM}
         factor_of: dict[Dim, int] = {}
-        for factor, dim in _factor_dims(inner, rule):
+        for factor, dim in factor_dims(inner, rule):
             if factor in combined or factor_of.setdefault(sets.find(dim), factor) != factor:
                 sets.mark(dim)
 
@@ -126,7 +119,7 @@ def _partial_sums(nest: Nest, ruled: Ruled, sets: DimSets) -> dict[Var, Roots]:
     before = -1
     while before != (before := sum(map(len, sums.values()))):
         for inner, rule in ruled:
-            roots = {factor: sets.find(dim) for factor, dim in _factor_dims(inner, rule)}
+            roots = {factor: sets.find(dim) for factor, dim in factor_dims(inner, rule)}
             brought = NO_ROOTS.union(*(sums.get(var, NO_ROOTS) for var in variables(inner.invars)))
             for root in brought if not rule.linear else brought.intersection(roots.values()):
                 sets.mark(root)
@@ -142,72 +135,41 @@ def _mark_clashes(program: Jaxpr, sets: DimSets, sums: Mapping[Var, Roots]) -> N
     """Mark a class of which a variable has two dims, or a dim while it is a sum over the class."""
     for var in _variables(program):
         seen = set(sums.get(var, NO_ROOTS))
-        for dim in _dims(var):
+        for dim in dims_of(var):
             root = sets.find(dim)
             if root in seen:
                 sets.mark(dim)
             seen.add(root)
 
 
-def _factors(nest: Nest, ruled: Ruled, sets: DimSets) -> dict[Dim, int]:
-    """The classes that remain and that the equation's own operands or results have, numbered."""
+def _sizes(nest: Nest, ruled: Ruled, sets: DimSets) -> dict[Dim, int]:
+    """The classes that nothing forbids and that the equation's own operands or results have -> what axes given to them must divide."""
     marked = sets.marked_roots()
-    outside = [var for passage in (*nest.operands, *nest.results) for var in variables(passage.atoms)]
-    roots = dict.fromkeys(sets.find(dim) for var in outside for dim in _dims(var))
-    sizes = _class_sizes(ruled, sets)
-    return {root: number for number, root in enumerate(root for root in roots if root not in marked and sizes.get(root, 0) != 1)}
-
-
-def _class_sizes(ruled: Ruled, sets: DimSets) -> dict[Dim, int]:
-    """What the axes given to a class must divide, where an inner operator says so."""
     sizes: dict[Dim, int] = {}
+    for var in (var for passage in (*nest.operands, *nest.results) for var in variables(passage.atoms)):
+        for dim, size in zip(dims_of(var), shape_of(var), strict=True):
+            if (root := sets.find(dim)) not in marked:
+                sizes[root] = gcd(sizes.get(root, 0), size)
     for inner, rule in ruled:
-        for factor, dim in _factor_dims(inner, rule):
-            root = sets.find(dim)
-            sizes[root] = gcd(sizes.get(root, 0), rule.sizes[factor])
-    return sizes
+        for factor, dim in factor_dims(inner, rule):
+            if (root := sets.find(dim)) in sizes:
+                sizes[root] = gcd(sizes[root], rule.sizes[factor])
+    return {root: size for root, size in sizes.items() if size != 1}
 
 
-def _rule(
-    nest: Nest,
-    factors: Mapping[Dim, int],
-    sets: DimSets,
-    ruled: Ruled,
-    dims: Mapping[Var, tuple[int, ...]],
-    sums: Mapping[Var, frozenset[int]],
-) -> OpRule:
-    sizes = [0] * len(factors)
-    for root, size in _class_sizes(ruled, sets).items():
-        if root in factors:
-            sizes[factors[root]] = size
-    for var, numbers in dims.items():
-        for number, size in zip(numbers, shape_of(var), strict=True):
-            if number != UNSPLIT:
-                sizes[number] = gcd(sizes[number], size)
-
-    def outside(passage_atoms: tuple[Atom, ...], stacked: int) -> tuple[int, ...]:
-        inside = next((dims[var] for var in variables(passage_atoms)), ())
-        return (UNSPLIT,) * stacked + inside
+def _rule(nest: Nest, sizes: tuple[int, ...], dims: Mapping[Var, tuple[int, ...]], sums: Mapping[Var, frozenset[int]]) -> OpRule:
+    def outside(passage: Passage) -> tuple[int, ...]:
+        inside = next((dims[var] for var in variables(passage.atoms)), ())
+        return (UNSPLIT,) * passage.stacked + inside
 
     made = [frozenset[int]().union(*(sums.get(var, frozenset()) for var in variables(passage.atoms))) for passage in nest.results]
-    reduced = ((factor, tuple(i for i, partial in enumerate(made) if factor in partial)) for factor in factors.values())
+    reduced = ((factor, tuple(i for i, partial in enumerate(made) if factor in partial)) for factor in range(len(sizes)))
     return OpRule(
-        tuple(sizes),
-        tuple(outside(passage.atoms, passage.stacked) for passage in nest.operands),
-        tuple(outside(passage.atoms, passage.stacked) for passage in nest.results),
+        sizes,
+        tuple(map(outside, nest.operands)),
+        tuple(map(outside, nest.results)),
         tuple(Reduction(factor, Combine.SUM, results) for factor, results in reduced if results),
     )
-
-
-def _factor_dims(eqn: JaxprEqn, rule: OpRule) -> Iterator[tuple[int, Dim]]:
-    """Every dim of a variable of the equation that belongs to a factor."""
-    for atom, factors in (*zip(eqn.invars, rule.operands, strict=True), *zip(eqn.outvars, rule.results, strict=True)):
-        if isinstance(atom, Var):
-            yield from ((factor, (atom, d)) for d, factor in enumerate(factors) if factor != UNSPLIT)
-
-
-def _dims(var: Var) -> list[Dim]:
-    return [(var, d) for d in range(len(shape_of(var)))]
 
 
 def _variables(program: Jaxpr) -> list[Var]:

@@ -36,7 +36,7 @@ RULES: dict[str, RuleFunction] = {
     "rev": shapes.rev_rule,
     "bitcast_convert_type": shapes.bitcast_rule,
     "iota": shapes.iota_rule,
-    **dict.fromkeys(("optimization_barrier", "sharding_constraint", "layout_constraint"), shapes.together_rule),
+    **dict.fromkeys(("optimization_barrier", "sharding_constraint", "layout_constraint", "device_put"), shapes.together_rule),
     "dynamic_slice": shapes.dynamic_slice_rule,
     "dynamic_update_slice": shapes.dynamic_update_slice_rule,
     **dict.fromkeys(("cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"), batches.along_rule("axis")),
