@@ -4,14 +4,13 @@ An answer is what the solver says; whoever asks checks it. A bound counts in any
 """
 
 import os
-import pickle
-import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pulp
 from alpa_hpc.errors import SolverError
 from alpa_hpc.sharding.kernels import Flags, Floats, Ints
 from alpa_hpc.sharding.mip import Cbc
+from alpa_hpc.sharding.worker import LateError, Worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,67 +63,77 @@ class AbstractLinearSolver(ABC):
 class HighsSolver(AbstractLinearSolver):
     """HiGHS through its Python wheel: no files.
 
-    A model of `child_size` coefficients or more is solved in a child process: HiGHS looks at the clock in its search, but not in its
-    presolve, where it was seen to stay for minutes after its time. The child is killed then, and what it had found is lost.
+    HiGHS looks at the clock in its search, but not in its presolve, to which it comes back from the root node, and where it was seen to
+    stay for many minutes after its time. So a model of `child_size` coefficients or more is solved in a process of its own, which is
+    killed `grace_seconds` after its time; what it had found is lost then.
     """
 
-    child_size: int = 100_000
-    grace_seconds: float = 10.0
+    child_size: int = 2_000
+    grace_seconds: float = 5.0
 
     def solve(self, model: LinearModel, seconds: float) -> LinearAnswer:
         """See base class."""
         if len(model.coefficients) < self.child_size:
-            return self.solve_here(model, seconds)
-        return solve_in_child(model, seconds, self.grace_seconds)
+            return solve_by_highs(model, seconds)
+        try:
+            return _highs_process().call(max(seconds, 0.0) + self.grace_seconds, model, seconds)
+        except LateError:
+            return LinearAnswer(np.zeros(0), -np.inf)
 
-    def solve_here(self, model: LinearModel, seconds: float) -> LinearAnswer:
-        """Solve in this process; for a large model this may take longer than `seconds`."""
-        import highspy
 
-        with _without_stdout():  # HiGHS 1.16 greets on it before it can be told not to
-            highs = highspy.Highs()
-        options = {
-            "output_flag": False,
-            "threads": 1,
-            "time_limit": max(seconds, 0.0),
-            "mip_rel_gap": 0.0,
-            "mip_abs_gap": model.gap,
-            "mip_feasibility_tolerance": 1e-9,
-            "primal_feasibility_tolerance": 1e-9,
-        }
-        for name, value in options.items():
-            highs.setOptionValue(name, value)
-        highs.passModel(self._program(model))
-        if len(model.start):
-            start = highspy.HighsSolution()
-            start.col_value = model.start.tolist()
-            highs.setSolution(start)
-        if highs.run() == highspy.HighsStatus.kError:
-            raise SolverError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
-        status, info = highs.getModelStatus(), highs.getInfo()
-        if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
-            return LinearAnswer(np.zeros(0), np.inf)
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = np.array(highs.getSolution().col_value) if found else np.zeros(0)
-        bound = info.mip_dual_bound if model.is_whole.any() else (info.objective_function_value if found else -np.inf)
-        return LinearAnswer(values, float(bound))
+@cache
+def _highs_process() -> Worker[LinearAnswer]:
+    return Worker(solve_by_highs)
 
-    @staticmethod
-    def _program(model: LinearModel) -> Any:
-        import highspy
 
-        program = highspy.HighsLp()
-        program.num_col_, program.num_row_ = len(model.costs), len(model.row_lower)
-        program.col_cost_ = model.costs
-        program.col_lower_, program.col_upper_ = np.zeros(len(model.costs)), model.upper
-        program.row_lower_, program.row_upper_ = model.row_lower, model.row_upper
-        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        program.a_matrix_.num_col_, program.a_matrix_.num_row_ = len(model.costs), len(model.row_lower)
-        program.a_matrix_.start_, program.a_matrix_.index_ = model.row_starts, model.columns
-        program.a_matrix_.value_ = model.coefficients
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        program.integrality_ = [kinds[whole] for whole in model.is_whole.astype(int).tolist()]
-        return program
+def solve_by_highs(model: LinearModel, seconds: float) -> LinearAnswer:
+    """Solve in this process, which may take longer than `seconds`."""
+    import highspy
+
+    with _without_stdout():  # HiGHS 1.16 greets on it before it can be told not to
+        highs = highspy.Highs()
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "time_limit": max(seconds, 0.0),
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": model.gap,
+        "mip_feasibility_tolerance": 1e-9,
+        "primal_feasibility_tolerance": 1e-9,
+    }
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+    highs.passModel(_highs_program(model))
+    if len(model.start):
+        start = highspy.HighsSolution()
+        start.col_value = model.start.tolist()
+        highs.setSolution(start)
+    if highs.run() == highspy.HighsStatus.kError:
+        raise SolverError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
+    status, info = highs.getModelStatus(), highs.getInfo()
+    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
+        return LinearAnswer(np.zeros(0), np.inf)
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = np.array(highs.getSolution().col_value) if found else np.zeros(0)
+    bound = info.mip_dual_bound if model.is_whole.any() else (info.objective_function_value if found else -np.inf)
+    return LinearAnswer(values, float(bound))
+
+
+def _highs_program(model: LinearModel) -> Any:
+    import highspy
+
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = len(model.costs), len(model.row_lower)
+    program.col_cost_ = model.costs
+    program.col_lower_, program.col_upper_ = np.zeros(len(model.costs)), model.upper
+    program.row_lower_, program.row_upper_ = model.row_lower, model.row_upper
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.num_col_, program.a_matrix_.num_row_ = len(model.costs), len(model.row_lower)
+    program.a_matrix_.start_, program.a_matrix_.index_ = model.row_starts, model.columns
+    program.a_matrix_.value_ = model.coefficients
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    program.integrality_ = [kinds[whole] for whole in model.is_whole.astype(int).tolist()]
+    return program
 
 
 @contextmanager
@@ -138,34 +148,6 @@ def _without_stdout() -> Generator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-_CHILD = (
-    "import pickle, sys; from alpa_hpc.sharding.linear import HighsSolver; "
-    "pickle.dump(HighsSolver().solve_here(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
-)
-
-
-def solve_in_child(model: LinearModel, seconds: float, grace_seconds: float) -> LinearAnswer:
-    """HiGHS in a process of its own, that is killed `grace_seconds` after its time: then nothing was found, and there is no bound."""
-    package_root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((package_root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)}
-    question = pickle.dumps((model, seconds))
-    try:
-        done = subprocess.run(
-            (sys.executable, "-P", "-c", _CHILD),
-            input=question,
-            capture_output=True,
-            env=environment,
-            timeout=max(seconds, 0.0) + grace_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return LinearAnswer(np.zeros(0), -np.inf)
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise SolverError(f"HiGHS' process ended with {done.returncode} (below zero: by that signal); its last words: {said[0]}")
-    return pickle.loads(done.stdout)  # noqa: S301 - it comes from our own child
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""A function -> the same in a process of its own, which the kernel ends when a call takes too long: for C code that does not stop.
+
+The process is started at the first call and serves all later ones; after its end, by time or by fault, the next call starts another. When
+the process that asks is gone, it ends, too: at once where it waits for a question, else at the end of the question's time.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO, Generic, TypeVar
+
+from alpa_hpc.errors import SolverError
+
+Answer = TypeVar("Answer")
+
+
+class LateError(SolverError):
+    """A call took longer than it may."""
+
+
+class Worker(Generic[Answer]):
+    """Calls `function`, which a module gives by its name, in another process; one call at a time."""
+
+    def __init__(self, function: Callable[..., Answer]) -> None:
+        self._names = (function.__module__, function.__qualname__)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def call(self, seconds: float, *arguments: object) -> Answer:
+        """What the function gives for `arguments`.
+
+        Raises:
+            LateError: there was no answer after `seconds`.
+            SolverError: what the function raised, or how its process ended.
+        """
+        with self._lock:
+            child = self._running()
+            assert child.stdin is not None and child.stdout is not None, "both are pipes"
+            try:
+                pickle.dump((seconds, arguments), child.stdin)
+                child.stdin.flush()
+                answer = pickle.load(child.stdout)  # noqa: S301 - it comes from our own child
+            except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
+                raise self._ended(child, seconds) from error
+        if isinstance(answer, SolverError):
+            raise answer
+        return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            root = str(Path(__file__).parents[2])
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)}
+            command = (sys.executable, "-P", "-m", "alpa_hpc.sharding.worker", *self._names)
+            pipe = subprocess.PIPE
+            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+            weakref.finalize(self, _dismiss, self._child)
+        return self._child
+
+    def _ended(self, child: subprocess.Popen[bytes], seconds: float) -> SolverError:
+        """Why a process gave no answer."""
+        assert child.stderr is not None, "it is a pipe"
+        said = child.stderr.read().decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        code = child.wait()
+        _dismiss(child)
+        self._child = None
+        if code == -signal.SIGALRM:
+            return LateError(f"no answer after {seconds:g} s")
+        return SolverError(f"the solver's process ended with {code} (below zero: by that signal); its last words: {said[0]}")
+
+
+def _dismiss(child: subprocess.Popen[bytes]) -> None:
+    """Without questions to come the process ends; one that is still at work is not waited for."""
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def serve(function: Callable[..., object], questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer questions until there are no more."""
+    while True:
+        try:
+            seconds, arguments = pickle.load(questions)  # noqa: S301 - they come from our own parent
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # nobody handles its signal, so it ends the process, C code or not
+        try:
+            answer = function(*arguments)
+        except SolverError as error:
+            answer = error
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the function that the command line names."""
+    module, name = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what C code prints must not come between answers
+    function = getattr(__import__(module, fromlist=[name]), name)
+    serve(function, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()
