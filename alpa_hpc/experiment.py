@@ -141,10 +141,10 @@ def plan_experiment(
     profiler = StoreProfiler(paths, cost_store(config, paths), functools.partial(launcher.profile, paths), launcher.num_shares)
     refinement = watch.time("profile", lambda: refine(config, pricer, table, profiler))
     seconds_of, schedule = refinement.seconds_of(pricer), SCHEDULES[config.schedule.kind]
-    with without_cycle_collection():
-        simulated = watch.time("simulate", lambda: [simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions])
+    simulated = watch.time("simulate", lambda: [simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions])
     chosen = pick(simulated, cluster)
-    plan = make_plan(step, chosen, cluster, config.schedule.kind)
+    with without_cycle_collection():
+        plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
     return plan, PlanningRecord(candidates, pricer, refinement, simulated, chosen, seconds_of, profiler.num_new, profiler.num_reused)
 
 

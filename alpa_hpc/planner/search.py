@@ -10,11 +10,12 @@ from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.assemble import Assembly, assemble
-from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.runtime.stage import Stage
-from alpa_hpc.sharding.breakdown import StageSeconds, stage_seconds
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.breakdown import NO_SECONDS, StageSeconds, layer_seconds
+from alpa_hpc.sharding.stage import layer_content
 from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
@@ -74,7 +75,7 @@ def best_partitions(table: CostTable, cluster: ClusterSpec, step: LayeredStep, s
 
 
 def simulate_partition(pricer: StagePricer, partition: StagePartition, schedule: AbstractSchedule, seconds_of: SecondsOf) -> SimulatedPlan:
-    """Emit a partition's programs, check them and run them in virtual time."""
+    """Run a partition's programs in virtual time."""
     stages = tuple(chosen_stage(pricer, choice) for choice in partition.stages)
     return simulate_stages(pricer, partition, stages, schedule, seconds_of)
 
@@ -85,7 +86,6 @@ def simulate_stages(
     """The same for strategies that are given: `pricer` prices the meshes."""
     devices = place(partition, pricer.cluster)
     assembly = assemble(pricer.step, stages, schedule)
-    check_programs(assembly.programs, schedule)
     priced: list[PricedStage] = []
     for choice, stage, ids in zip(partition.stages, stages, devices, strict=True):
         prices = pricer.solver(choice.submesh, choice.option.shape, remat=choice.option.remat).prices
@@ -96,10 +96,20 @@ def simulate_stages(
 
 
 def analytic_seconds(pricer: StagePricer) -> SecondsOf:
-    """Task seconds by the cost model."""
+    """Task seconds by the cost model; layers of equal content and choices are priced once."""
+    known: dict[tuple[object, ...], StageSeconds] = {}
 
     def seconds_of(choice: StageChoice, stage: Stage) -> StageSeconds:
-        return stage_seconds(stage.layers, pricer.solver(choice.submesh, choice.option.shape, remat=choice.option.remat).prices)
+        solver = pricer.solver(choice.submesh, choice.option.shape, remat=choice.option.remat)
+
+        def layer(chosen: ChosenLayer) -> StageSeconds:
+            content = layer_content(pricer.step, chosen.problem.layer.index)
+            key = (choice.submesh, choice.option.shape, choice.option.remat, content, chosen.choices)
+            if key not in known:
+                known[key] = layer_seconds(chosen, solver.prices)
+            return known[key]
+
+        return sum(map(layer, stage.layers), NO_SECONDS)
 
     return seconds_of
 

@@ -119,10 +119,10 @@ def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
 def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:
     """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time: this machine (DESIGN 7.12)."""
     busy = 0.0
-    for choice, stage, program in zip(plan.partition.stages, plan.stages, plan.assembly.programs, strict=True):
+    for choice, stage, outline in zip(plan.partition.stages, plan.stages, plan.assembly.outlines, strict=True):
         seconds = seconds_of(choice, stage)
         table = {"forward": seconds.forward.compute, "backward": seconds.backward.compute, "update": seconds.update.compute}
-        runs = sum(table.get(one.task, 0.0) for one in program.instructions if isinstance(one, Run))
+        runs = sum(table.get(one.task, 0.0) for one, *_ in outline.placed() if isinstance(one, Run))
         busy += runs * stage.shape.num_devices
     return busy / num_cores
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -10,9 +11,10 @@ from jax.stages import Compiled
 
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.compute_tasks import arriving_tasks, score_task, zero_losses_task
-from alpa_hpc.runtime.emit import emit_programs
+from alpa_hpc.runtime.emit import emit_outlines
 from alpa_hpc.runtime.emit_evaluation import emit_evaluation
 from alpa_hpc.runtime.instructions import Buffer, MeshProgram
+from alpa_hpc.runtime.outline import ProgramOutline
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule
 from alpa_hpc.runtime.stage import Stage, describe_pipeline, layout_of
@@ -21,14 +23,19 @@ from alpa_hpc.runtime.transfer import receive_layout
 from alpa_hpc.runtime.update_tasks import leaf_layouts, stage_tasks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots, for the cached property
 class Assembly:
-    """A plan ready to be compiled: the stages, what they exchange, and one program a mesh."""
+    """A plan ready to be compiled: the stages, what they exchange, and what each mesh does in outline."""
 
     step: LayeredStep
     stages: tuple[Stage, ...]
     pipeline: PipelineIO
-    programs: tuple[MeshProgram, ...]
+    outlines: tuple[ProgramOutline, ...]
+
+    @cached_property
+    def programs(self) -> tuple[MeshProgram, ...]:
+        """One program a mesh."""
+        return tuple(outline.written_out() for outline in self.outlines)
 
     def evaluation_tasks(self, index: int, program: MeshProgram) -> dict[str, StageTask]:
         """The tasks of mesh `index` that its evaluation `program` runs, by name."""
@@ -39,13 +46,13 @@ class Assembly:
     def tasks(self, index: int) -> dict[str, StageTask]:
         """The tasks of mesh `index`, by name."""
         stage, io = self.stages[index], self.pipeline.stages[index]
-        return stage_tasks(self.step, stage, self.pipeline, index, arriving_tasks(self.programs[index], io))
+        return stage_tasks(self.step, stage, self.pipeline, index, arriving_tasks(self.outlines[index], io))
 
 
 def assemble(step: LayeredStep, stages: Sequence[Stage], schedule: AbstractSchedule) -> Assembly:
-    """Emit the programs of the stages."""
+    """Outline the programs of the stages."""
     pipeline = describe_pipeline(step, stages)
-    return Assembly(step, tuple(stages), pipeline, emit_programs(pipeline, schedule, receive_layout))
+    return Assembly(step, tuple(stages), pipeline, emit_outlines(pipeline, schedule, receive_layout))
 
 
 def evaluation_program(assembly: Assembly, index: int) -> MeshProgram:

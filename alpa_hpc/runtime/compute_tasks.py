@@ -9,7 +9,8 @@ from jax import lax
 
 from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.runtime.instructions import Layout, MeshProgram, Recv, Run
+from alpa_hpc.runtime.instructions import Layout, Recv, Run
+from alpa_hpc.runtime.outline import AbstractProgram
 from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, batch_spec, gradient_spec, layout_of, param_spec, whole_layout
 from alpa_hpc.runtime.tasks import (
@@ -235,11 +236,11 @@ def gather_task(name: str, wire: Layout, wanted: Layout) -> StageTask:
     return StageTask(name, function, (wire,), (wanted,))
 
 
-def arriving_tasks(program: MeshProgram, io: StageIO) -> tuple[StageTask, ...]:
+def arriving_tasks(program: AbstractProgram, io: StageIO) -> tuple[StageTask, ...]:
     """The gather and sum tasks that a program runs."""
-    wires = {one.buffer.name: one.target for one in program.instructions if isinstance(one, Recv)}
+    wires = {one.buffer.name: one.target for one in program.distinct() if isinstance(one, Recv)}
     tasks: dict[str, StageTask] = {}
-    for one in program.instructions:
+    for one in program.distinct():
         if isinstance(one, Run) and one.task not in tasks:
             kind, _, name = one.task.partition(":")
             if kind == "gather":

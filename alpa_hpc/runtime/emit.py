@@ -14,79 +14,42 @@ Sends follow the Run that makes what they carry, Recvs precede the Run that read
 a mesh waits only for work that precedes its own in the order of the schedule: no deadlock (`check.check_programs` proves it).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import assert_never
+from collections.abc import Iterable, Iterator
 
-from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Free, Instruction, MeshProgram, Recv, Run, Send
-from alpa_hpc.runtime.liveness import free_after_last_use, makes, reads
+from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Instruction, MeshProgram, Run
+from alpa_hpc.runtime.liveness import free_after_last_use, reads
+from alpa_hpc.runtime.outline import ProgramOutline
 from alpa_hpc.runtime.pipeline import PipelineIO, StageIO, check_pipeline
 from alpa_hpc.runtime.routes import ReceiveLayout, Route, Routes, plan_routes
-from alpa_hpc.runtime.schedule import AbstractSchedule, Forward
+from alpa_hpc.runtime.schedule import AbstractSchedule
 
 
 def emit_programs(pipeline: PipelineIO, schedule: AbstractSchedule, receive_layout: ReceiveLayout) -> tuple[MeshProgram, ...]:
+    """The same as `emit_outlines`, written out."""
+    return tuple(outline.written_out() for outline in emit_outlines(pipeline, schedule, receive_layout))
+
+
+def emit_outlines(pipeline: PipelineIO, schedule: AbstractSchedule, receive_layout: ReceiveLayout) -> tuple[ProgramOutline, ...]:
     """Programs of all meshes, equal for equal arguments; `receive_layout` gives the layout in which an array is received.
 
     Tasks and buffers are named "forward", "backward", "update", "value.V", "gradient.P" and so on; the module's header has their order.
     """
     check_pipeline(pipeline)
     routes = plan_routes(pipeline, receive_layout)
-    return tuple(emit_program(pipeline, routes, schedule, mesh) for mesh in range(len(pipeline.stages)))
+    return tuple(emit_outline(pipeline, routes, schedule, mesh) for mesh in range(len(pipeline.stages)))
 
 
-def emit_program(pipeline: PipelineIO, routes: Routes, schedule: AbstractSchedule, mesh: int) -> MeshProgram:
-    """The program of one mesh: the steps of all microbatches are those of microbatch 0, with other numbers."""
+def emit_outline(pipeline: PipelineIO, routes: Routes, schedule: AbstractSchedule, mesh: int) -> ProgramOutline:
+    """The program of one mesh."""
     stage, arriving, leaving = pipeline.stages[mesh], routes.arriving(mesh), routes.leaving(mesh)
     resident, results = named("state", stage.leaves), named("metric", range(pipeline.num_metrics))
     first = zeros(pipeline, stage)
     backward_step = free_after_last_use(backward(stage, arriving, leaving), (), (*resident, *first.outputs))
     needed_later = tuple(buffer for instruction in backward_step for buffer in reads(instruction))
     forward_step = free_after_last_use(forward(stage, arriving, leaving), (), (*resident, *first.outputs, *needed_later))
-    forward_template, backward_template = Template.of(forward_step), Template.of(backward_step)
-    steps: list[Instruction] = []
-    for step in schedule.steps(mesh, len(pipeline.stages), pipeline.num_microbatches):
-        template = forward_template if isinstance(step, Forward) else backward_template
-        steps.extend(template.at(step.microbatch, routes.tag_stride))
+    steps = schedule.steps(mesh, len(pipeline.stages), pipeline.num_microbatches)
     last = free_after_last_use(finish(pipeline, arriving, leaving, mesh), (*resident, *first.outputs), (*resident, *results))
-    return MeshProgram(mesh, (first, *steps, *last), resident, results)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Template:
-    """Instructions of microbatch 0, to be repeated for the others: `fixed` buffers live once an iteration, `moving` names a microbatch."""
-
-    instructions: tuple[Instruction, ...]
-    fixed: Mapping[str, Buffer]
-    moving: tuple[str, ...]
-
-    @staticmethod
-    def of(instructions: tuple[Instruction, ...]) -> "Template":
-        """Sort the buffers of the instructions by how long they live."""
-        touched = dict.fromkeys(buffer for instruction in instructions for buffer in (*reads(instruction), *makes(instruction)))
-        fixed = {buffer.name: buffer for buffer in touched if buffer.microbatch == ITERATION}
-        return Template(instructions, fixed, tuple(buffer.name for buffer in touched if buffer.microbatch != ITERATION))
-
-    def at(self, microbatch: int, tag_stride: int) -> Iterator[Instruction]:
-        """The instructions for a microbatch; a buffer is one object however often it is used, as programs have millions of uses."""
-        moved = {**self.fixed, **{name: Buffer(name, microbatch) for name in self.moving}}
-        tag_shift = microbatch * tag_stride
-        for instruction in self.instructions:
-            match instruction:
-                case Run(task, inputs, outputs, donated):
-                    yield Run(task, *(tuple([moved[buffer.name] for buffer in buffers]) for buffers in (inputs, outputs, donated)))
-                case Send(buffer, source, target, to, tag):
-                    yield Send(moved[buffer.name], source, target, to, tag + tag_shift)
-                case Recv(buffer, source, target, sender, tag):
-                    yield Recv(moved[buffer.name], source, target, sender, tag + tag_shift)
-                case Feed(buffer, batch_input):
-                    yield Feed(moved[buffer.name], batch_input)
-                case Free(buffer):
-                    yield Free(moved[buffer.name])
-                case AllMeshReduce():
-                    raise AssertionError("meshes join once an iteration, never once a microbatch")
-                case _:
-                    assert_never(instruction)
+    return ProgramOutline(mesh, (first,), forward_step, backward_step, last, steps, routes.tag_stride, resident, results)
 
 
 def finish(pipeline: PipelineIO, arriving: Routes, leaving: Routes, mesh: int) -> tuple[Instruction, ...]:

@@ -1,6 +1,7 @@
 """The instructions of a mesh program: a closed union of frozen classes."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport] - makes numpy know "bfloat16"
@@ -93,6 +94,7 @@ class Free:
 
 
 Instruction = Feed | Run | Send | Recv | AllMeshReduce | Free
+PlacedInstruction = tuple[Instruction, int, int]  # and what is to be added to the microbatch of its buffers, and to its tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,11 @@ class MeshProgram:
     instructions: tuple[Instruction, ...]
     resident: tuple[Buffer, ...]
     results: tuple[Buffer, ...]
+
+    def placed(self) -> Iterator[PlacedInstruction]:
+        """Every instruction in order; nothing is to be added."""
+        return ((instruction, 0, 0) for instruction in self.instructions)
+
+    def distinct(self) -> tuple[Instruction, ...]:
+        """Every instruction."""
+        return self.instructions

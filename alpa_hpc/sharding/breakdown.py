@@ -43,20 +43,22 @@ class StageSeconds:
         """Forward and backward of one microbatch."""
         return self.forward.total + self.backward.total
 
+    def __add__(self, other: "StageSeconds") -> "StageSeconds":
+        return StageSeconds(self.forward + other.forward, self.backward + other.backward, self.update + other.update)
 
-def stage_seconds(layers: Sequence[ChosenLayer], prices: MeshPrices) -> StageSeconds:
-    """Predicted seconds of the tasks of a stage."""
-    forward, backward, update = TaskSeconds(), TaskSeconds(), TaskSeconds()
-    for chosen in layers:
-        problem = chosen.problem
-        outputs = [port.tensor for port in problem.outputs]
-        forward += program_seconds(problem.forward, outputs, chosen, prices)
-        if problem.remat:
-            backward += program_seconds(problem.forward, (), chosen, prices)
-        cotangents = [port.tensor for port in problem.cotangent_inputs]
-        backward += program_seconds(problem.backward, cotangents, chosen, prices)
-        update += update_seconds(chosen, prices)
-    return StageSeconds(forward, backward, update)
+
+NO_SECONDS = StageSeconds(TaskSeconds(), TaskSeconds(), TaskSeconds())
+
+
+def layer_seconds(chosen: ChosenLayer, prices: MeshPrices) -> StageSeconds:
+    """What a layer adds to the seconds of its stage's tasks."""
+    problem = chosen.problem
+    outputs = [port.tensor for port in problem.outputs]
+    forward = program_seconds(problem.forward, outputs, chosen, prices)
+    again = program_seconds(problem.forward, (), chosen, prices) if problem.remat else TaskSeconds()
+    cotangents = [port.tensor for port in problem.cotangent_inputs]
+    backward = program_seconds(problem.backward, cotangents, chosen, prices)
+    return StageSeconds(forward, again + backward, update_seconds(chosen, prices))
 
 
 def program_seconds(program: Program, targets: Sequence[int], chosen: ChosenLayer, prices: MeshPrices) -> TaskSeconds:

@@ -17,7 +17,7 @@ from alpa_hpc.ir.graph import Atom
 from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, whole_plan
 from alpa_hpc.sharding.constraints import CONSTRAINT, honoured_plans
 from alpa_hpc.sharding.equation_work import CONTRACTIONS, NO_WORK, EquationWork, itemsize_of
-from alpa_hpc.sharding.pricing import MeshPrices, all_specs, with_partials
+from alpa_hpc.sharding.pricing import MeshPrices, all_specs, same, with_partials
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.spec import SpecList, replicated
 from alpa_hpc.sharding.strategies.registry import whole_rule
@@ -90,7 +90,7 @@ class Graph:
     def specs_without(self, var: Atom, avoided: frozenset[int]) -> SpecList:
         """Every spec that splits none of the dims `avoided`."""
         specs = all_specs(shape_of(var), self.prices.mesh)
-        return tuple(spec for spec in specs if not any(spec.dims[d] for d in avoided)) if avoided else specs
+        return same(tuple(spec for spec in specs if not any(spec.dims[d] for d in avoided))) if avoided else specs
 
     def add_source(self, name: str, var: Atom, *, specs: SpecList | None = None) -> int:
         """A tensor that comes from outside, with a node that chooses among all its specs (or `specs`)."""
@@ -200,10 +200,12 @@ class _Adding:
         mesh = self.graph.prices.mesh
         assert self.how.rule is not None, "contractions have rules"
         factors = self.how.rule.results[position]  # a dim without a factor is never made in pieces, so its pieces are not worth a spec
-        specs = tuple(
-            spec
-            for spec in self.graph.specs_for(var)
-            if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
+        specs = same(
+            tuple(
+                spec
+                for spec in self.graph.specs_for(var)
+                if not any(dim for dim, factor in zip(spec.dims, factors, strict=True) if factor == UNSPLIT)
+            )
         )
         if position in self.how.may_stay_partial:
             specs = with_partials(specs, mesh)

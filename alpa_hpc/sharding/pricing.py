@@ -24,22 +24,38 @@ Lines = tuple[Costs, Costs]  # the same for many pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Met:
+    """Two lists of specs that came together, kept alive so that nothing else gets their ids (hashing them takes longer than pricing)."""
+
+    source: SpecList
+    target: SpecList
+    lines: Lines
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MeshPrices:
     """Prices on `mesh`; what was priced once is kept as (latency seconds, seconds a byte of the whole tensor)."""
 
     mesh: LogicalMesh
     _pairs: dict[tuple[Spec, Spec], Line] = field(default_factory=dict)
     _matrices: dict[tuple[SpecList, SpecList], Lines] = field(default_factory=dict)
+    _met: dict[tuple[int, int], "_Met"] = field(default_factory=dict)
     _completions: dict[tuple[PlanTable, int, SpecList], Lines] = field(default_factory=dict)
 
     def reshard_matrix(self, source: SpecList, target: SpecList, num_bytes: float) -> Costs:
         """Seconds [source, target] to reshard a tensor of `num_bytes` between each pair of specs."""
+        met = self._met.get((id(source), id(target)))
+        if met is None:
+            met = self._met[id(source), id(target)] = _Met(source, target, self._lines(source, target))
+        latency, per_byte = met.lines
+        return latency + per_byte * num_bytes
+
+    def _lines(self, source: SpecList, target: SpecList) -> Lines:
         key = (source, target)
         if key not in self._matrices:
             lines = np.array([[self._pair(s, t) for t in target] for s in source])
             self._matrices[key] = (lines[..., 0], lines[..., 1])
-        latency, per_byte = self._matrices[key]
-        return latency + per_byte * num_bytes
+        return self._matrices[key]
 
     def _pair(self, source: Spec, target: Spec) -> Line:
         key = (source, target)
@@ -99,6 +115,12 @@ def _all_specs(shape: tuple[int, ...], mesh: MeshShape) -> SpecList:
             if all(size % split_of(dim, mesh) == 0 for size, dim in zip(shape, dims, strict=True)):
                 specs.append(Spec(dims))
     return tuple(specs)
+
+
+@lru_cache(maxsize=16384)
+def same(specs: SpecList) -> SpecList:
+    """One object for all equal lists, by which `MeshPrices` knows them."""
+    return specs
 
 
 def with_partials(specs: SpecList, mesh: LogicalMesh) -> SpecList:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from alpa_hpc.cluster.collectives import all_reduce
 from alpa_hpc.cluster.hardware import ClusterSpec
@@ -29,15 +30,19 @@ class PricedStage:
 
 def predict(assembly: Assembly, stages: Sequence[PricedStage], cluster: ClusterSpec) -> Timeline:
     """One iteration in virtual time."""
-    return simulate(assembly.programs, simulation_costs(assembly, stages, cluster))
+    return simulate(assembly.outlines, simulation_costs(assembly, stages, cluster))
 
 
 def simulation_costs(assembly: Assembly, stages: Sequence[PricedStage], cluster: ClusterSpec) -> SimulationCosts:
     """Seconds of every task and message, bytes a device of every buffer."""
     tasks = [assembly.tasks(index) for index in range(len(stages))]
 
+    @cache  # every microbatch sends the same
+    def seconds(mesh: int, to: int, num_bytes: int) -> float:
+        return transfer_seconds(cluster, stages[mesh].devices, stages[to].devices, num_bytes)
+
     def send_seconds(mesh: int, to: int, send: Send) -> float:
-        return transfer_seconds(cluster, stages[mesh].devices, stages[to].devices, send.source.num_bytes)
+        return seconds(mesh, to, send.source.num_bytes)
 
     return SimulationCosts(
         tuple(task_seconds(stage, mine) for stage, mine in zip(stages, tasks, strict=True)),
@@ -64,7 +69,7 @@ def task_seconds(stage: PricedStage, tasks: Mapping[str, StageTask]) -> Mapping[
 def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
     """Bytes a device of every buffer of a mesh's program, by name; the most where it changes its layout (a gradient, once it is summed)."""
     sizes: dict[str, int] = {}
-    for instruction in assembly.programs[index].instructions:
+    for instruction in assembly.outlines[index].distinct():
         if not isinstance(instruction, Run):
             continue
         task = tasks[instruction.task]
@@ -72,7 +77,7 @@ def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask])
         for buffers, layouts in pairs:
             for buffer, layout in zip(buffers, layouts, strict=True):
                 sizes[buffer.name] = max(sizes.get(buffer.name, 0), argument_bytes(layout))
-    for buffer in (*assembly.programs[index].resident, *assembly.programs[index].results):
+    for buffer in (*assembly.outlines[index].resident, *assembly.outlines[index].results):
         sizes.setdefault(buffer.name, int(SCALAR_BYTES))
     return sizes
 

@@ -6,17 +6,18 @@ and Free take no time. Each link has one sender, so the result does not depend o
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Free, MeshProgram, Recv, Run, Send
+from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Free, Recv, Run, Send
+from alpa_hpc.runtime.outline import AbstractProgram
 from alpa_hpc.simulate.costs import SimulationCosts
 from alpa_hpc.simulate.timeline import Event, EventKind, MemorySample, Timeline
 
 
-def simulate(programs: tuple[MeshProgram, ...], costs: SimulationCosts) -> Timeline:
-    """One iteration of programs that `check_programs` has accepted; costs must have every task and buffer of the programs."""
+def simulate(programs: Sequence[AbstractProgram], costs: SimulationCosts) -> Timeline:
+    """One iteration of programs that `check_programs` accepts; costs must have every task and buffer of the programs."""
     network = Network({}, {}, deque(range(len(programs))))
     traces = [Trace(program.mesh) for program in programs]
     meshes = [run_mesh(program, costs, network, trace) for program, trace in zip(programs, traces, strict=True)]
@@ -71,11 +72,11 @@ class Trace:
     events: list[Event] = field(default_factory=list[Event])
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
 
-    def run(self, run: Run, seconds: float, delta: int) -> None:
+    def run(self, task: str, microbatch: int, seconds: float, delta: int) -> None:
         """Compute a task."""
         self.hold(delta)
         self.memory.append(MemorySample(self.clock, self.held))
-        self.record(EventKind.RUN, run.task, microbatch_of(run), self.clock + seconds)
+        self.record(EventKind.RUN, task, microbatch, self.clock + seconds)
         self.busy += seconds
 
     def hold(self, delta: int) -> None:
@@ -90,29 +91,29 @@ class Trace:
             self.clock = stop
 
 
-def run_mesh(program: MeshProgram, costs: SimulationCosts, network: Network, trace: Trace) -> Generator[Awaited, None, None]:
+def run_mesh(program: AbstractProgram, costs: SimulationCosts, network: Network, trace: Trace) -> Generator[Awaited, None, None]:
     """Run a program up to each message that has not been sent, or join of meshes; yield what it awaits."""
     sizes, seconds = costs.buffer_bytes[program.mesh], costs.task_seconds[program.mesh]
     links: dict[int, float] = {}
     growth: dict[str, int] = {}
     trace.hold(bytes_of(program.resident, sizes))
-    for instruction in program.instructions:
+    for instruction, shift, tag_shift in program.placed():
         match instruction:
             case Free(buffer):
                 trace.held -= sizes[buffer.name]
             case Run(task, _, outputs, donated):
                 if task not in growth:
                     growth[task] = bytes_of(outputs, sizes) - bytes_of(donated, sizes)
-                trace.run(instruction, seconds[task], growth[task])
+                trace.run(task, microbatch_of(instruction, shift), seconds[task], growth[task])
             case Send(buffer, _, _, to, tag):
                 start = max(trace.clock, links.get(to, 0.0))
                 links[to] = start + costs.send_seconds(program.mesh, to, instruction)
-                trace.events.append(Event(program.mesh, EventKind.SEND, buffer.name, buffer.microbatch, start, links[to]))
-                network.deliver(tag, links[to])
+                trace.events.append(Event(program.mesh, EventKind.SEND, buffer.name, shifted(buffer, shift), start, links[to]))
+                network.deliver(tag + tag_shift, links[to])
             case Recv(buffer, _, _, _, tag):
-                if tag not in network.arrivals:
-                    yield tag
-                trace.record(EventKind.WAIT, buffer.name, buffer.microbatch, network.arrivals.pop(tag))
+                if tag + tag_shift not in network.arrivals:
+                    yield tag + tag_shift
+                trace.record(EventKind.WAIT, buffer.name, shifted(buffer, shift), network.arrivals.pop(tag + tag_shift))
                 trace.hold(sizes[buffer.name])
             case Feed(buffer):
                 trace.hold(sizes[buffer.name])
@@ -136,13 +137,18 @@ def bytes_of(buffers: tuple[Buffer, ...], sizes: Mapping[str, int]) -> int:
     return sum(sizes[buffer.name] for buffer in buffers)
 
 
-def microbatch_of(run: Run) -> int:
+def microbatch_of(run: Run, shift: int) -> int:
     """The microbatch whose buffers a task touches, or ITERATION."""
     for buffers in (run.outputs, run.inputs):
         for buffer in buffers:
             if buffer.microbatch != ITERATION:
-                return buffer.microbatch
+                return buffer.microbatch + shift
     return ITERATION
+
+
+def shifted(buffer: Buffer, shift: int) -> int:
+    """The microbatch of a placed buffer, or ITERATION."""
+    return ITERATION if buffer.microbatch == ITERATION else buffer.microbatch + shift
 
 
 def timeline_of(traces: list[Trace]) -> Timeline:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa_hpc.runtime.check import peak_bytes
-from alpa_hpc.runtime.emit import emit_programs
+from alpa_hpc.runtime.emit import emit_outlines, emit_programs
 from alpa_hpc.runtime.instructions import AllMeshReduce, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
@@ -98,6 +98,14 @@ def test_time_respects_order_and_messages(pipeline: PipelineIO, schedule: Abstra
         assert max(sample.num_bytes for sample in timeline.memory[program.mesh]) <= timeline.peak_bytes[program.mesh]
     assert timeline.seconds == max(event.stop for event in timeline.events)
     assert timeline.seconds >= pipeline.num_microbatches * 8 + 1 + 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipelines(max_microbatches=6), schedules, st.integers(0, 3))
+def test_an_outline_takes_what_its_programs_take(pipeline: PipelineIO, schedule: AbstractSchedule, message: int):
+    outlines = emit_outlines(pipeline, schedule, split_first_dim)
+    costs = costs_of(len(outlines), {"zeros": 1.0, "forward": 3.0, "backward": 5.0, "update": 2.0}, lambda *_: message, reduce=1)
+    assert simulate(outlines, costs) == simulate([outline.written_out() for outline in outlines], costs)
 
 
 def sizes_of(programs: tuple[MeshProgram, ...]) -> dict[str, int]:
