@@ -34,11 +34,13 @@ from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick, simulate_p
 from alpa_hpc.profile_job import profile_here
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
+from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
 from alpa_hpc.sharding.solve import SolverOptions
+from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
@@ -134,9 +136,10 @@ def plan_experiment(
     step, cluster, search = made.step, config.cluster, config.search
     candidates = watch.time("candidates", lambda: find_candidates(step, cluster, search))
     general = SolverOptions(time_limit_seconds=search.solver_seconds, table_cap=search.table_cap)
-    pricer = StagePricer(step, cluster, general=general)
+    pricer = StagePricer(step, cluster, general=general, solved=SolvedRuns(read_solutions(paths.solutions)))
     watch.time("problems", lambda: pricer.build(watch.counted(candidates)))
     table = watch.time("solve", lambda: pricer.price(watch.counted(candidates)))
+    write_solutions(paths.solutions, pricer.solved.new)
     table = watch.time("stage_dp", lambda: with_exact_memory(pricer, table, cluster, search))
     profiler = StoreProfiler(paths, cost_store(config, paths), functools.partial(launcher.profile, paths), launcher.num_shares)
     refinement = watch.time("profile", lambda: refine(config, pricer, table, profiler))

@@ -19,6 +19,7 @@ from alpa_hpc.launch.files import read_json, write_json
 FORMAT = "alpa_hpc run"
 VERSION = 1
 COSTS_FOLDER = "costs"
+SOLUTIONS_FOLDER = "solutions"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -90,6 +91,11 @@ class RunPaths:
         return self.root.parent.parent / COSTS_FOLDER
 
     @property
+    def solutions(self) -> Path:
+        """The solved runs of layers, shared likewise: what one planning job solved, the next one reuses."""
+        return self.root.parent.parent / SOLUTIONS_FOLDER
+
+    @property
     def status_folder(self) -> Path:
         """The folder of the jobs' status files."""
         return self.root / "status"
@@ -138,8 +144,10 @@ def new_run(base: Path, name: str, overrides: Sequence[str] = ()) -> RunPaths:
 
     `overrides` are noted in its marker, so that people can tell the runs of a sweep apart.
     """
-    if _NAME.fullmatch(name) is None or name == COSTS_FOLDER:
-        raise ConfigError(f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r}")
+    if _NAME.fullmatch(name) is None or name in {COSTS_FOLDER, SOLUTIONS_FOLDER}:
+        raise ConfigError(
+            f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r} or {SOLUTIONS_FOLDER!r}"
+        )
     parent = base.expanduser().absolute() / name
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,14 @@
 """Measured stages (ProfileRow) <-> a folder of immutable HDF5 shards: the cost store that concurrent tasks share.
 
-Each task writes one shard of its own: temporary name, fsync, rename. Nobody ever writes into a shard again; `compact` merges
-shards into one and deletes them. A shard of ours that is damaged counts as missing (its rows are measured again) and is
-reported; a file that is not ours is refused. One group a row, plain attributes with units: `h5dump` shows all of it.
+Each task writes one shard of its own (`shards`); `compact` merges shards into one and deletes them. A shard of ours that is damaged
+counts as missing (its rows are measured again) and is reported; a file that is not ours is refused. One group a row, plain attributes
+with units: `h5dump` shows all of it.
 """
 
 import hashlib
 import json
 import math
-import os
-import secrets
-import socket
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -22,17 +18,14 @@ import h5py
 import numpy as np
 
 from alpa_hpc.errors import StoreError
-from alpa_hpc.profiling.lock import holding_lock, owner_is_gone
+from alpa_hpc.profiling.lock import holding_lock
+from alpa_hpc.profiling.shards import check_signature, clear_abandoned, read_files, shard_paths, write_file
 
 FORMAT = "alpa_hpc cost store"
 VERSION = 2  # 2: rows say on which nodes and how many devices they were measured
 READABLE_VERSIONS = (1, 2)
-_SUFFIX = ".h5"
-_TEMPORARY = ".writing-"
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _REPEATED = ("seconds_forward", "seconds_backward", "seconds_update")
 MOST_SHARDS = 64  # more of them are worth a compaction: each is a file to open for every reader
-_LISTINGS = 10  # readers list the folder anew when a compaction takes a shard away under them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +79,12 @@ def write_shard(folder: Path, rows: Sequence[ProfileRow]) -> Path:
     """Write `rows` (keys distinct) as one new shard of the store in `folder` and return its path; it appears whole or not at all."""
     assert rows, "an empty shard says nothing"
     assert len({row.key for row in rows}) == len(rows), "one shard holds a key once"
-    folder.mkdir(parents=True, exist_ok=True)
-    unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-    temporary = folder / f"{_TEMPORARY}{unique}"
-    target = folder / f"shard-{unique}{_SUFFIX}"
-    try:
-        _write_file(temporary, rows)
-        _sync(temporary)
-        temporary.rename(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(folder)
-    return target
+    return write_file(folder, lambda path: _write_file(path, rows))
 
 
 def read_store(folder: Path) -> StoreContents:
     """All rows of the store in `folder` (none if it is absent), the newest for each key; StoreError names a file that is not ours."""
-    return _newest(_read_shards(folder))
+    return _newest(read_files(folder, _read_file))
 
 
 def compact(folder: Path) -> int:
@@ -115,8 +97,8 @@ def compact(folder: Path) -> int:
     with holding_lock(folder / "compaction.lock") as is_mine:
         if not is_mine:
             return 0
-        _clear_abandoned(folder)
-        shards = _read_shards(folder)
+        clear_abandoned(folder)
+        shards = read_files(folder, _read_file)
         contents = _newest(shards)
         whole = [path for path, shard in shards.items() if not isinstance(shard, TornShard)]
         if len(whole) > 1:
@@ -130,7 +112,7 @@ def compact(folder: Path) -> int:
 
 def compact_when_many(folder: Path, most_shards: int = MOST_SHARDS) -> int:
     """Compact a store of more than `most_shards` shards; how many were merged, 0 where there is nothing to gain."""
-    return compact(folder) if len(_shard_paths(folder)) > most_shards else 0
+    return compact(folder) if len(shard_paths(folder)) > most_shards else 0
 
 
 def median_seconds(repeats: Sequence[float]) -> float:
@@ -159,19 +141,6 @@ def _age_order(row: ProfileRow) -> tuple[object, ...]:
     return (row.time_unix, *astuple(row))
 
 
-def _read_shards(folder: Path) -> dict[Path, tuple[ProfileRow, ...] | TornShard]:
-    for _ in range(_LISTINGS):
-        try:
-            return {path: _read_file(path) for path in _shard_paths(folder)}
-        except FileNotFoundError:
-            continue  # compacted away since the listing; its rows are in another shard now
-    raise StoreError(f"the cost store {folder} changed under {_LISTINGS} attempts to read it: is a compaction running in a loop?")
-
-
-def _shard_paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
-
-
 def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
     with h5py.File(path, "w", locking="best-effort") as file:
         file.attrs["format"] = FORMAT
@@ -189,12 +158,7 @@ def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
 
 
 def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder, but stands in the cost store under the name of a shard: move it away")
-    with path.open("rb") as stream:
-        head = stream.read(len(_HDF5_SIGNATURE))
-    if head != _HDF5_SIGNATURE and head.strip(b"\0"):
-        raise StoreError(f"{path} is no HDF5 file (it starts with {head!r}), but stands in the cost store: move it away")
+    check_signature(path)
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
@@ -230,22 +194,3 @@ def _read_fields(key: str, group: Any) -> dict[str, Any]:
 def _digest(rows: Iterable[Mapping[str, Any]]) -> str:
     fields = sorted(rows, key=lambda row: row["key"])
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _clear_abandoned(folder: Path) -> None:
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        host, pid, _ = path.name.removeprefix(_TEMPORARY).rsplit("-", 2)
-        try:
-            written = path.stat().st_mtime
-        except FileNotFoundError:
-            continue  # its writer has just renamed it
-        if owner_is_gone(host, int(pid), age_seconds=time.time() - written):
-            path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -62,6 +62,7 @@ def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:
         "candidates": len(record.candidates),
         "distinct_problems": record.pricer.num_problems,
         "distinct_runs_solved": record.pricer.num_runs,
+        "distinct_runs_known": record.pricer.num_known,
         "solved_by_elimination_alone": record.pricer.num_runs - record.pricer.num_wide,
         "profile_tasks_new": record.num_profiled,
         "profile_tasks_reused": record.num_reused,

@@ -21,8 +21,11 @@ from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.minimise import Minimum, fold_constants, minimise, restore
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
+from alpa_hpc.sharding.solution import SolveStatus
 from alpa_hpc.sharding.solve import SolverOptions, solve
+from alpa_hpc.sharding.solved import Solved, SolvedRuns, StageValue, run_key
 
+NOTHING = StageValue(inf, inf, inf)
 TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
 LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
 INNER = 1_000_000  # variable of node n of the stage's layer number i: (i + 1) * INNER + n; ports are numbered from 0
@@ -37,21 +40,15 @@ class MemoryPrice:
 
 
 @dataclass(frozen=True, slots=True)
-class StageValue:
-    """The optimum of one run of layers at one memory price: seconds an iteration and bytes a device."""
-
-    seconds: float
-    fixed_bytes: float
-    inflight_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class LayerWiring:
     """A layer's place in a stage: the number of each of its ports (order of LayerProblem.ports), and the ports that later layers read."""
 
     content: str
     ports: tuple[int, ...]
     live: frozenset[int]
+
+    def __str__(self) -> str:
+        return f"{self.content} {self.ports} {sorted(self.live)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +69,10 @@ def unrestricted(problem: LayerProblem) -> LayerProblem:
 
 @dataclass(slots=True, eq=False)
 class StageSolver:
-    """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps.
+    """Solves runs of layers of `step` on the mesh of `prices`; what it has solved it keeps, and what `solved` knows it does not solve.
 
-    `general` bounds the general solver, to which a stage goes whole where layer-by-layer elimination is too wide.
+    `general` bounds the general solver, to which a stage goes whole where layer-by-layer elimination is too wide. Under a restriction
+    it must know nothing: restrictions have no content to be known by.
     """
 
     step: LayeredStep
@@ -82,7 +80,10 @@ class StageSolver:
     remat: bool
     restrict: Restrict = unrestricted
     general: SolverOptions = field(default_factory=SolverOptions)
+    solved: SolvedRuns = field(default_factory=SolvedRuns)
+    num_known: int = 0
     _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
+    _text: list[str] = field(default_factory=list[str])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
     _layers: dict[tuple[str, MemoryPrice], Minimum] = field(default_factory=dict)
     _restored: dict[tuple[str, MemoryPrice, tuple[int, ...]], _Restored] = field(default_factory=dict)
@@ -97,8 +98,8 @@ class StageSolver:
 
     @property
     def num_runs(self) -> int:
-        """Distinct runs of layers and memory prices solved so far."""
-        return len(self._values)
+        """Distinct runs of layers and memory prices solved here so far."""
+        return len(self._values) - self.num_known
 
     @property
     def num_wide(self) -> int:
@@ -109,30 +110,62 @@ class StageSolver:
     def space(self) -> SpecSpace:
         """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
         if not self._space:
-            self._space.append(SpecSpace.FULL)
-            try:
-                self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
-            except TooWideError:
-                self._space[0] = SpecSpace.NARROW
-                for solved in (self._problems, self._layers, self._restored, self._messages, self._values):
-                    solved.clear()
+            key = self._key("space", *(layer_content(self.step, index) for index in range(len(self.step.layers))))
+            known = self.solved.find(key)
+            self._space.append(known.space if known else self._settled_space())
+            self.solved.add(key, Solved(NOTHING, self._space[0]))
         return self._space[0]
+
+    def _settled_space(self) -> SpecSpace:
+        """Solve the whole model, to see whether that can be done among all specs."""
+        self._space.append(SpecSpace.FULL)
+        try:
+            self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
+        except TooWideError:
+            for solved in (self._problems, self._layers, self._restored, self._messages, self._values):
+                solved.clear()
+            return SpecSpace.NARROW
+        else:
+            return SpecSpace.FULL
+        finally:
+            self._space.clear()
+
+    def _key(self, *parts: str) -> str:
+        if not self._text:
+            self._text.extend((repr(self.prices.mesh), str(self.remat), str(self.step.num_microbatches)))
+        return run_key((*self._text, *parts))
+
+    def _run_key(self, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> str:
+        return self._key(self.space.value, repr(price), wiring_key(wiring))
+
+    def knows(self, start: int, stop: int, price: MemoryPrice) -> bool:
+        """Whether the optimum for layers [start, stop) is known without looking at any problem."""
+        wiring = wire(self.step, start, stop)
+        return (price, wiring) in self._values or (bool(self.solved.known) and self.solved.find(self._run_key(wiring, price)) is not None)
 
     def value(self, start: int, stop: int, price: MemoryPrice) -> StageValue:
         """The optimum for layers [start, stop)."""
         wiring = wire(self.step, start, stop)
-        key = (price, wiring)
-        if key not in self._values:
-            assert self.space in SpecSpace, "the space is settled before anything is solved"
-            try:
-                self._values[key] = self._optimum(start, wiring, price)
-            except TooWideError:
-                self._values[key] = self._solve_whole(start, wiring, price)
-        return self._values[key]
+        if (price, wiring) not in self._values:
+            key = self._run_key(wiring, price)  # settles the space before anything is solved
+            known = self.solved.find(key)
+            self.num_known += known is not None
+            self._values[price, wiring] = known.value if known else self._solve(start, wiring, price, key)
+        return self._values[price, wiring]
+
+    def _solve(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice, key: str) -> StageValue:
+        try:
+            value = self._optimum(start, wiring, price)
+        except TooWideError:
+            value, is_proven = self._solve_whole(start, wiring, price)
+            if not is_proven:
+                return value  # more time may find a better one
+        self.solved.add(key, Solved(value, self.space))
+        return value
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
         if sum(float(table.score) for table in self._last(start, wiring, price).tables) == inf:
-            return StageValue(inf, inf, inf)
+            return NOTHING
         values = [layer.value for layer in self._restore(start, wiring, price)]
         return StageValue(
             sum(value.seconds for value in values),
@@ -140,29 +173,40 @@ class StageSolver:
             sum(value.inflight_bytes for value in values),
         )
 
-    def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
-        """The stage as one problem: reductions, elimination under the solver's own cap, and the ILP for what remains."""
+    def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> tuple[StageValue, bool]:
+        """The stage as one problem: reductions, elimination under the solver's own cap, the ILP for the rest; and whether it is proven."""
         problems = [self.problem(start + place) for place in range(len(wiring))]
         whole, numbers = stage_problem(self.step, problems)
         parts = zip(whole.node_costs, whole.fixed_bytes, whole.inflight_bytes, strict=True)
         scores = tuple(seconds + price.fixed * fixed + price.inflight * inflight for seconds, fixed, inflight in parts)
-        choices = solve(replace(whole, node_costs=scores), self.general).choices
+        solution = solve(replace(whole, node_costs=scores), self.general)
+        choices = solution.choices
         self._wide[price, wiring] = tuple(
             ChosenLayer(problem, tuple(choices[local[node]] for node in range(len(problem.labels))))
             for problem, local in zip(problems, numbers, strict=True)
         )
         found = evaluate(whole, choices)
-        return StageValue(found.seconds, found.fixed_bytes, found.inflight_bytes)
+        return StageValue(found.seconds, found.fixed_bytes, found.inflight_bytes), solution.status is SolveStatus.PROVEN
 
     def choose(self, start: int, stop: int, price: MemoryPrice) -> tuple[ChosenLayer, ...]:
         """The optimum's strategies, layer by layer."""
-        self.value(start, stop, price)
         wiring = wire(self.step, start, stop)
+        if (price, wiring) not in self._wide and not self._can_restore(start, wiring, price):
+            self._solve_whole(start, wiring, price)
         if (price, wiring) in self._wide:
             chosen = zip(self._wide[price, wiring], range(start, stop), strict=True)
             return tuple(ChosenLayer(self.problem(index), layer.choices) for layer, index in chosen)
         layers = self._restore(start, wiring, price)
         return tuple(ChosenLayer(self.problem(start + place), layer.choices) for place, layer in enumerate(layers))
+
+    def _can_restore(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> bool:
+        """Whether layer-by-layer elimination does it."""
+        assert self.space in SpecSpace, "the space is settled before anything is solved"
+        try:
+            self._last(start, wiring, price)
+        except TooWideError:
+            return False
+        return True
 
     def _restore(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> list[_Restored]:
         """The optimum, layer by layer."""
@@ -273,6 +317,12 @@ def wire(step: LayeredStep, start: int, stop: int) -> tuple[LayerWiring, ...]:
         live = frozenset(number for (_, value), number in numbers.items() if last_reader.get(value, -1) > index)
         wirings.append(LayerWiring(layer_content(step, index), placed, live))
     return tuple(wirings)
+
+
+@lru_cache(maxsize=65536)
+def wiring_key(wiring: tuple[LayerWiring, ...]) -> str:
+    """A key of equal runs of layers, in any process."""
+    return run_key(map(str, wiring))
 
 
 def port_names(layer: Layer) -> tuple[tuple[str, int], ...]:

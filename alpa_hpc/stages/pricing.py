@@ -17,6 +17,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.solve import SolverOptions
+from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestricted
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
@@ -28,12 +29,16 @@ MICROBATCHES_IN_FLIGHT = 4.0  # a byte a microbatch weighs as that many held all
 
 @dataclass(slots=True, eq=False)
 class StagePricer:
-    """Prices candidates of one step on one cluster. Solvers, one a (submesh, shape, remat), are kept: they remember what they solved."""
+    """Prices candidates of one step on one cluster. Solvers, one a (submesh, shape, remat), are kept: they remember what they solved.
+
+    `solved` is what earlier planning runs have solved; restrictions are not part of its keys, so a restricted pricer has none.
+    """
 
     step: LayeredStep
     cluster: ClusterSpec
     restrict: Restrict = unrestricted
     general: SolverOptions = field(default_factory=SolverOptions)
+    solved: SolvedRuns = field(default_factory=SolvedRuns)
     _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
 
@@ -42,8 +47,11 @@ class StagePricer:
         key = (submesh, shape, remat)
         if key not in self._solvers:
             prices = MeshPrices(logical_mesh(self.cluster, submesh, shape))
-            self._solvers[key] = StageSolver(self.step, prices, remat, self.restrict, self.general)
+            self._solvers[key] = StageSolver(self.step, prices, remat, self.restrict, self.general, self.solved)
         return self._solvers[key]
+
+    def __post_init__(self) -> None:
+        assert self.restrict is unrestricted or not self.solved.known, "what is known holds without restrictions only"
 
     @property
     def num_problems(self) -> int:
@@ -56,16 +64,23 @@ class StagePricer:
         return sum(solver.num_runs for solver in self._solvers.values())
 
     @property
+    def num_known(self) -> int:
+        """Those that earlier planning runs had solved."""
+        return sum(solver.num_known for solver in self._solvers.values())
+
+    @property
     def num_wide(self) -> int:
         """Those of them that went to the general solver whole."""
         return sum(solver.num_wide for solver in self._solvers.values())
 
     def build(self, candidates: Iterable[StageCandidate]) -> None:
-        """Build every layer problem that the candidates need; `price` then only solves."""
+        """Build every layer problem that the candidates need and whose solution is not known; `price` then only solves."""
         for candidate in candidates:
             solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
-            for index in range(candidate.start, candidate.stop):
-                solver.problem(index)
+            prices = (self.memory_price(variant) for variant in range(len(PRICE_FACTORS)))
+            if not all(solver.knows(candidate.start, candidate.stop, price) for price in prices):
+                for index in range(candidate.start, candidate.stop):
+                    solver.problem(index)
 
     def price(self, candidates: Iterable[StageCandidate]) -> CostTable:
         """The cost table of all candidates that can be run."""

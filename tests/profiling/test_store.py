@@ -103,10 +103,10 @@ def test_compacting_and_writing_at_once_lose_nothing(tmp_path: Path) -> None:
 KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-from alpa_hpc.profiling import store
+from alpa_hpc.profiling import shards, store
 sys.path.insert(0, sys.argv[2])
 from test_store import make_row
-store._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+shards._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
 store.write_shard(Path(sys.argv[1]), (make_row("killed"),))
 """
 

@@ -1,0 +1,87 @@
+"""What earlier planning runs solved is not solved again, and changes nothing; another mesh, price, or batch is not taken for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.planner.search import find_candidates
+from alpa_hpc.sharding.build import LayerProblem
+from alpa_hpc.sharding.solved import SolvedRuns
+from alpa_hpc.stages.cost_table import CostTable
+from alpa_hpc.stages.pricing import StagePricer
+from alpa_hpc.training.prepare import prepare
+from tests.planning import CLUSTER, LAYERS, MODEL, NUM_MICROBATCHES, SEARCH, TRAINING, prepared
+
+PAIR = replace(CLUSTER, num_nodes=1, devices_per_node=2, device=replace(CLUSTER.device, memory=8 * CLUSTER.device.memory))
+
+
+def priced(step: LayeredStep, solved: SolvedRuns, cluster: ClusterSpec = PAIR) -> tuple[StagePricer, CostTable]:
+    candidates = find_candidates(step, cluster, SEARCH)
+    pricer = StagePricer(step, cluster, solved=solved)
+    pricer.build(candidates)
+    return pricer, pricer.price(candidates)
+
+
+def test_a_second_run_solves_nothing_and_finds_the_same() -> None:
+    step, first = prepared().step, SolvedRuns()
+    cold, table = priced(step, first)
+    second = SolvedRuns(known=first.new)
+    warm, again = priced(step, second)
+    assert again == table
+    assert cold.num_runs > 0 == cold.num_known
+    assert (warm.num_runs, warm.num_known) == (0, cold.num_runs)
+    assert second.new == {}
+    assert warm.num_problems < cold.num_problems, "only what workspaces are told from is built"
+    for candidate in find_candidates(step, PAIR, SEARCH):
+        ours, theirs = (pricer.choose(candidate, 1) for pricer in (warm, cold))
+        assert [layer.choices for layer in ours] == [layer.choices for layer in theirs]
+
+
+@pytest.mark.parametrize("change", ["network", "microbatches", "model"])
+def test_what_is_not_the_same_is_solved(change: str) -> None:
+    first = SolvedRuns()
+    priced(prepared().step, first)
+    step, cluster = prepared().step, PAIR
+    match change:
+        case "network":
+            cluster = replace(PAIR, intra_node=replace(PAIR.intra_node, bandwidth=PAIR.intra_node.bandwidth / 2))
+        case "microbatches":
+            step = prepare(MODEL, TRAINING, LAYERS, NUM_MICROBATCHES // 2).step
+        case _:
+            step = prepared(replace(MODEL, hidden=64)).step
+    second = SolvedRuns(known=first.new)
+    warm, table = priced(step, second, cluster)
+    assert warm.num_runs > 0
+    assert table == priced(step, SolvedRuns(), cluster)[1]
+
+
+def test_a_model_that_is_a_block_deeper_reuses_what_it_can() -> None:
+    layers = [replace(LAYERS, num_layers=num_blocks) for num_blocks in (4, 5)]
+    steps = [prepare(replace(MODEL, num_layers=one.num_layers), TRAINING, one, NUM_MICROBATCHES).step for one in layers]
+    first = SolvedRuns()
+    priced(steps[0], first, PAIR)
+    warm, table = priced(steps[1], SolvedRuns(known=first.new), PAIR)
+    assert warm.num_known > 0
+    assert table == priced(steps[1], SolvedRuns(), PAIR)[1]
+
+
+def test_other_rules_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, first = prepared().step, SolvedRuns()
+    cold, _ = priced(step, first)
+    monkeypatch.setattr("alpa_hpc.sharding.solved.rules_key", lambda: b"another version")
+    monkeypatch.setattr("alpa_hpc.sharding.stage.wiring_key", repr)
+    warm, _ = priced(step, SolvedRuns(known=first.new))
+    assert (warm.num_known, warm.num_runs) == (0, cold.num_runs)
+
+
+def test_a_restricted_pricer_is_given_nothing() -> None:
+    step, first = prepared().step, SolvedRuns()
+    priced(step, first)
+
+    def first_choice(problem: LayerProblem) -> LayerProblem:
+        return problem
+
+    with pytest.raises(AssertionError, match="without restrictions"):
+        StagePricer(step, PAIR, restrict=first_choice, solved=SolvedRuns(known=first.new))
