@@ -1,9 +1,9 @@
 """One stage's sharding problem, solved by us and by the paper's own ILP: seconds, objectives, ratios, growth with the number of blocks.
 
-    python benchmarks/ilp.py [--seconds 120] [--blocks 2 8 32 128] [--stages 40] [--stage-seconds 60]
+    python benchmarks/ilp.py [--seconds 120] [--blocks 2 8 32 128] [--experiment gpt1_3b] [--stages 40] [--stage-seconds 60]
 
 1. GPT-1.3B's block 2, 8, 32 and 128 times, one block a layer, all in one stage on a mesh of 2x2.
-2. A sample of the distinct stages (run of layers, logical shape) that planning GPT-1.3B has to solve.
+2. A sample of the distinct stages (run of layers, logical shape) that planning an experiment has to solve.
 
 planner = layer-by-layer elimination, which is what plans are made with; general = the general solver on the whole stage's problem;
 paper = `sharding/paper_ilp.py` with CBC. All three start from built problems, with one thread, and minimise the same seconds; memory is
@@ -35,6 +35,7 @@ from alpa_hpc.sharding.paper_ilp import NothingFoundError, PaperOptions, solve_p
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solution import size_of
 from alpa_hpc.sharding.solve import SolverOptions, solve
+from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem, wire
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.pricing import StagePricer
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         print_header()
     blocks = {count: shown(blocks_row(count, options.seconds, options.paper_blocks)) for count in options.blocks}
     print_growth(blocks)
-    planning = planning_of(options.stages, options.seed)
+    planning = planning_of(options.experiment, options.stages, options.seed)
     print_header()
     stages = [shown(stage_row(planning, stage, options.stage_seconds)) for stage in planning.stages]
     together = together_seconds(planning)
@@ -125,7 +126,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, nargs="*", default=[2, 8, 32, 128], help="numbers of blocks of the first part")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit of the paper's side for each of them")
     parser.add_argument("--paper-blocks", type=int, default=32, help="with more, the paper's model needs 10 GB and minutes: not run")
-    parser.add_argument("--stages", type=int, default=40, help="stages of GPT-1.3B in the second part")
+    parser.add_argument("--experiment", default=EXPERIMENT, help="whose planning the second part looks at")
+    parser.add_argument("--stages", type=int, default=40, help="how many of its distinct stages")
     parser.add_argument("--stage-seconds", type=float, default=60.0, help="time limit of the paper's side for each of them")
     parser.add_argument("--seed", type=int, default=0, help="of the sample of stages")
     return parser.parse_args(arguments)
@@ -155,7 +157,7 @@ def blocks_row(num_blocks: int, limit_seconds: float, most_paper_blocks: int) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planning:
-    """What planning GPT-1.3B has to solve: a sample of its distinct stages, and the solvers of their meshes."""
+    """What planning an experiment has to solve: a sample of its distinct stages, and the solvers of their meshes."""
 
     pricer: StagePricer
     stages: tuple[StageCandidate, ...]
@@ -165,15 +167,15 @@ class Planning:
         return self.pricer.solver(stage.submesh, stage.shape, remat=stage.remat)
 
 
-def planning_of(count: int, seed: int) -> Planning:
-    config = compose_experiment(EXPERIMENT, ["mode=plan"])
+def planning_of(experiment: str, count: int, seed: int) -> Planning:
+    config = compose_experiment(experiment, ["mode=plan"])
     step = prepared(config).step
     found: dict[object, StageCandidate] = {}
     for candidate in find_candidates(step, config.cluster, config.search):
         found.setdefault((wire(step, candidate.start, candidate.stop), candidate.shape, candidate.remat), candidate)
     distinct = sorted(found.values())
     sample = distinct if len(distinct) <= count else sorted(random.Random(seed).sample(distinct, count))
-    print(f"\nGPT-1.3B: {len(sample)} of its {len(distinct)} distinct stages of {len(step.layers)} layers")
+    print(f"\n{experiment}: {len(sample)} of its {len(distinct)} distinct stages of {len(step.layers)} layers")
     return Planning(StagePricer(step, config.cluster), tuple(sample))
 
 
@@ -210,7 +212,7 @@ def unsolved(solver: StageSolver) -> StageSolver:
     """The solver with its built layer problems, and nothing solved or planned."""
     wire.cache_clear()
     minimise._make_plan.cache_clear()
-    return replace(solver, _layers={}, _restored={}, _messages={}, _values={}, _wide={})
+    return replace(solver, _layers={}, _restored={}, _messages={}, _values={}, _wide={}, solved=SolvedRuns())
 
 
 def planner_run(solver: StageSolver, layers: tuple[int, int]) -> Run:
