@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpa_hpc.errors import AlpaError, SolverError
+from alpa_hpc.kernels import compile_seconds
 from alpa_hpc.sharding.contest import ContestProblem, exact_cost_and_peak, read_contest
-from alpa_hpc.sharding.kernels import compile_seconds
 from alpa_hpc.sharding.search import Deadline, FlatAnswer, SearchOptions, search
 from alpa_hpc.sharding.shortage import find_shortage
 from alpa_hpc.sharding.shrink import NoRoomError

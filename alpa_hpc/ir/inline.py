@@ -154,7 +154,12 @@ def _select(which: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:
 
 def has_heavy(jaxpr: Jaxpr) -> bool:
     """Whether a matrix product or a convolution occurs in `jaxpr` or in one nested in it."""
-    return any(equation.primitive.name in HEAVY or any(has_heavy(inner) for inner in nested_jaxprs(equation)) for equation in jaxpr.eqns)
+    return any(map(is_heavy, jaxpr.eqns))
+
+
+def is_heavy(equation: JaxprEqn) -> bool:
+    """Whether the equation is a matrix product or a convolution, or holds one."""
+    return equation.primitive.name in HEAVY or any(map(has_heavy, nested_jaxprs(equation)))
 
 
 def nested_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:

@@ -5,29 +5,26 @@
                         FLOP(layer) >= total / num_layers / (1 + imbalance), where that can be met
 
 The lower bound is not in the paper: without it the cheapest last layer is the last few scalars of the loss. Ties: smaller sum of C; then,
-among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern); then smaller variance
-of FLOP.
+among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern, the possible one
+nearest to its end, so that a deeper model has the same layers); then smaller variance of FLOP.
+
+All of it is exact, in O(L (n + reads) log n) for n equations: tens of thousands take a second or two.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from alpa_hpc.errors import TraceError
+from alpa_hpc.kernels import Floats
+from alpa_hpc.layers.blocks import find_block
+from alpa_hpc.layers.bottleneck import Limits, flop_limits, smallest_bottleneck, stops_within
+from alpa_hpc.layers.received import Crossing, Reads, flat_reads
+from alpa_hpc.layers.repeats import Repeats, equal_middle
+from alpa_hpc.layers.smallest_sum import smallest_sum
 
-Floats = NDArray[np.float64]
 _SAME_SUM = 1e-3  # a share; a PRNG seed that crosses or not must not decide against equal layers
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A value: its bytes, the equation that makes it and the equations that read it (positions)."""
-
-    size: int
-    producer: int
-    readers: tuple[int, ...]
+_FEWEST_REPEATS = 2
 
 
 def cluster_equations(
@@ -42,108 +39,38 @@ def cluster_equations(
         raise TraceError(f"{len(work)} forward equations cannot be cut into {num_layers} layers. Choose between 1 and {len(work)} layers.")
     if num_layers == 1:
         return ()
-    received = received_bytes(len(work), crossings)
+    reads = flat_reads(len(work), crossings)
+    limits, most_bytes = _limits(reads, work, num_layers, imbalance)
+    stops = stops_within(reads, limits, most_bytes)
+    average = max(float(work.sum()) / num_layers, 1.0)
+    before = _before(work) / average
+    cuts, total = smallest_sum(reads, limits, stops, before)
+    times = num_layers - 2
+    if times >= _FEWEST_REPEATS:
+        numbers = {pattern: number for number, pattern in enumerate(dict.fromkeys(patterns))}
+        codes = np.array([numbers[pattern] for pattern in patterns])
+        distances = find_block(flops, patterns).distances(len(work))
+        candidates = Repeats(reads, limits, stops, codes, distances, before)
+        start, length = equal_middle(candidates, times, float(total) * (1 + _SAME_SUM))
+        if length > 0:
+            return tuple(range(int(start), int(start) + times * int(length) + 1, int(length)))
+    return tuple(cuts.tolist())
+
+
+def _limits(reads: Reads, work: Floats, num_layers: int, imbalance: float) -> tuple[Limits, int]:
+    """The FLOP limits that can be met, and the smallest largest C under them."""
     average = float(work.sum()) / num_layers
+    most = (1 + imbalance) * max(average, float(work.max()))
     for least in (average / (1 + imbalance), 0.0):
-        costs = _allowed_costs(received, work, least=least, most=(1 + imbalance) * max(average, float(work.max())))
-        smallest_max = _smallest_max(costs, num_layers)
-        if np.isfinite(smallest_max):
-            break
-    if not np.isfinite(smallest_max):
-        raise TraceError(
-            f"no cut into {num_layers} layers keeps each below {1 + imbalance:g} times the average FLOP. "
-            "Choose fewer layers or a larger imbalance."
-        )
-    costs = np.where(costs <= smallest_max, costs, np.inf)
-    cuts, smallest_sum = _smallest_sum(costs, _deviation(work, num_layers), num_layers)
-    return _equal_middle_layers(costs, work, patterns, num_layers, smallest_sum) or cuts
+        limits = flop_limits(_before(work), num_layers, least, most)
+        most_bytes = smallest_bottleneck(reads, limits)
+        if most_bytes >= 0:
+            return limits, int(most_bytes)
+    raise TraceError(
+        f"no cut into {num_layers} layers keeps each below {1 + imbalance:g} times the average FLOP. "
+        "Choose fewer layers or a larger imbalance."
+    )
 
 
-def received_bytes(num_equations: int, crossings: Sequence[Crossing]) -> Floats:
-    """C[i, k]: bytes that equations i..k-1 read of what equations before i made (0 <= i <= k <= n)."""
-    size = num_equations + 2
-    steps = np.zeros((size, size))
-    for value in crossings:
-        previous = value.producer
-        for reader in sorted(set(value.readers)):
-            steps[previous + 1, reader + 1] += value.size
-            steps[reader + 1, reader + 1] -= value.size
-            previous = reader
-    return np.cumsum(np.cumsum(steps, axis=0), axis=1)[: num_equations + 1, : num_equations + 1]
-
-
-def _allowed_costs(received: Floats, work: Floats, *, least: float, most: float) -> Floats:
-    """C, with inf for layers that are empty or hold too little or too much work."""
-    before = np.concatenate([[0.0], np.cumsum(work)])
-    layer_work = before[None, :] - before[:, None]
-    positions = np.arange(len(before))
-    slack = 1e-9 * before[-1]
-    allowed = (positions[None, :] > positions[:, None]) & (layer_work <= most + slack) & (layer_work >= least - slack)
-    return np.where(allowed, received, np.inf)
-
-
-def _smallest_max(costs: Floats, num_layers: int) -> float:
-    best = costs[0]
-    for _ in range(num_layers - 1):
-        best = np.min(np.maximum(best[:, None], costs), axis=0)
-    return float(best[-1])
-
-
-def _deviation(work: Floats, num_layers: int) -> Floats:
-    """Squared distance of each possible layer's FLOP from the average, as a share of it."""
-    before = np.concatenate([[0.0], np.cumsum(work)])
-    average = max(before[-1] / num_layers, 1.0)
-    return ((before[None, :] - before[:, None]) / average - 1) ** 2
-
-
-def _smallest_sum(costs: Floats, deviation: Floats, num_layers: int) -> tuple[tuple[int, ...], float]:
-    """Cuts with the smallest (sum of C, sum of deviations): both add up, so the lexicographic programme is exact."""
-    best_sum, best_deviation = costs[0], np.where(np.isfinite(costs[0]), deviation[0], np.inf)
-    choices: list[NDArray[np.intp]] = []
-    columns = np.arange(costs.shape[1])
-    for _ in range(num_layers - 1):
-        sums = best_sum[:, None] + costs
-        smallest = sums.min(axis=0)
-        deviations = np.where(sums <= smallest, best_deviation[:, None] + deviation, np.inf)
-        choice = deviations.argmin(axis=0)
-        choices.append(choice)
-        best_sum, best_deviation = smallest, np.where(np.isfinite(smallest), deviations[choice, columns], np.inf)
-    cuts: list[int] = []
-    end = costs.shape[1] - 1
-    for choice in reversed(choices):
-        end = int(choice[end])
-        cuts.append(end)
-    return tuple(reversed(cuts)), float(best_sum[-1])
-
-
-def _equal_middle_layers(costs: Floats, work: Floats, patterns: Sequence[object], num_layers: int, smallest_sum: float) -> tuple[int, ...]:
-    """Cuts as good in (max, sum) whose middle layers repeat one pattern, with the smallest variance; () if there are none."""
-    num_middle = num_layers - 2
-    if num_middle < 2:
-        return ()
-    ids = {pattern: number for number, pattern in enumerate(dict.fromkeys(patterns))}
-    codes = np.array([ids[pattern] for pattern in patterns])
-    deviation = _deviation(work, num_layers)
-    best: tuple[float, tuple[int, ...]] = (np.inf, ())
-    for length in range(1, (len(codes) - 2) // num_middle + 1):
-        starts = _repeated_starts(codes, length, num_middle)
-        if not len(starts):
-            continue
-        bounds = starts[:, None] + length * np.arange(num_middle + 1)[None, :]
-        froms = np.concatenate([np.zeros((len(starts), 1), np.intp), bounds], axis=1)
-        tos = np.concatenate([bounds, np.full((len(starts), 1), len(codes))], axis=1)
-        good = costs[froms, tos].sum(axis=1) <= smallest_sum * (1 + _SAME_SUM)
-        spread = np.where(good, deviation[froms, tos].sum(axis=1), np.inf)
-        first = int(spread.argmin())
-        if spread[first] < best[0] - 1e-9:
-            best = (float(spread[first]), tuple(int(cut) for cut in bounds[first]))
-    return best[1]
-
-
-def _repeated_starts(codes: NDArray[np.intp], length: int, times: int) -> NDArray[np.intp]:
-    """Positions >= 1 from which `length` equations occur `times` times in a row, with at least one equation after them."""
-    matches = np.concatenate([[0], np.cumsum(codes[length:] == codes[:-length])])
-    span = length * (times - 1)
-    last = len(codes) - length * times - 1
-    starts = np.arange(1, last + 1)
-    return starts[matches[starts + span] - matches[starts] == span]
+def _before(work: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(work)])

@@ -14,8 +14,12 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.flops import aval_bytes, equation_flops
 from alpa_hpc.ir.graph import assemble, aval_of, constants_of, needed_equations, reached, variables
+from alpa_hpc.ir.inline import is_heavy
 from alpa_hpc.ir.key import aval_text, content_key, equation_text
-from alpa_hpc.layers.cluster import Crossing, cluster_equations
+from alpa_hpc.layers.blocks import find_block
+from alpa_hpc.layers.choice import CHOOSE, choose_num_layers
+from alpa_hpc.layers.cluster import cluster_equations
+from alpa_hpc.layers.received import Crossing
 
 NO_LOSS = -1
 ANYWHERE = -1
@@ -65,10 +69,12 @@ class _Loss:
 
 
 def cut_forward(loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float) -> ForwardLayers:
-    """Cut a loss [params, batch] -> outputs (the loss first) into layers by Eq. 6. Raises TraceError if it cannot."""
+    """Cut a loss [params, batch] -> outputs (the loss first) by Eq. 6 into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
     parts = _by_role(_with_distinct_outputs(loss), num_params)
-    flops = [float(equation_flops(equation)) for equation in parts.body]
-    cuts = cluster_equations(flops, _crossings(parts), _patterns(parts), num_layers=num_layers, imbalance=imbalance)
+    flops, patterns = [float(equation_flops(equation)) for equation in parts.body], _patterns(parts)
+    if num_layers == CHOOSE:
+        num_layers = choose_num_layers(find_block(flops, patterns), sum(map(is_heavy, parts.body)))
+    cuts = cluster_equations(flops, _crossings(parts), patterns, num_layers=num_layers, imbalance=imbalance)
     bounds = [0, *cuts, len(parts.body)]
     runs = [parts.body[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
     return _connect(parts, runs)

@@ -10,7 +10,10 @@ from alpa_hpc.layers.update import split_update
 
 
 def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> LayeredStep:
-    """Cut a step into `num_layers` layers with FLOP at most 1 + `imbalance` times the average. Raises TraceError if it cannot."""
+    """Cut a step into `num_layers` layers (0: as many as suit it) with FLOP at most 1 + `imbalance` times the average.
+
+    Raises TraceError if it cannot.
+    """
     forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance)
     programs: dict[str, Programs] = {}
     layers = tuple(_layer(traced, index, layer, programs) for index, layer in enumerate(forward.layers))

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from alpa_hpc.errors import ConfigError
+from alpa_hpc.layers.choice import CHOOSE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
     """`num_layers` (the paper's L) clusters; none may hold more than 1 + `imbalance` (its delta) times the mean FLOP of a layer.
+
+    0 layers: as many as suit the blocks that the model repeats (`layers.choice`).
 
     Stages are runs of layers, so the search has some num_layers^2 / 2 of them a mesh. A few layers a block of the model are plenty: finer
     ones cut where several values are alive, and their stages may have to be solved whole (planning.json counts them), each taking long.
@@ -17,9 +20,10 @@ class LayerOptions:
     imbalance: float
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1:
+        if self.num_layers < CHOOSE:
             raise ConfigError(
-                f"num_layers is {self.num_layers}, expected at least 1: it is the number of pieces the forward pass is cut into"
+                f"num_layers is {self.num_layers}, expected at least 1, the number of pieces that the forward pass is cut into, "
+                f"or {CHOOSE} to have it chosen"
             )
         if not self.imbalance >= 0:
             raise ConfigError(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from alpa_hpc.errors import StoreError
+from alpa_hpc.kernels import Ints
 from alpa_hpc.sharding.flat import FlatProblem, starts_of
-from alpa_hpc.sharding.kernels import Ints
 
 INFINITE = 10**17  # a cost from here on means "not allowed"; sums of smaller ones stay exact in float64
 

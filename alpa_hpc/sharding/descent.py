@@ -6,7 +6,7 @@ Simulated annealing on the same changes gained 1 % in the time in which neighbou
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Floats, Ints, Real, Truth, Whole, inner, kernel
+from alpa_hpc.kernels import Floats, Ints, Real, Truth, Whole, inner, kernel
 from alpa_hpc.sharding.message_graph import Graph, cost_around, fits, hold
 
 

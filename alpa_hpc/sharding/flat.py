@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Floats, Ints, Real, kernel
+from alpa_hpc.kernels import Floats, Ints, Real, kernel
 from alpa_hpc.sharding.problem import Costs, ShardingProblem
 
 GRAIN = 2.0**-10  # bytes; sums stay exact up to 2^43 bytes

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alpa_hpc.kernels import Flags, Floats, Ints
 from alpa_hpc.sharding.descent import descend, repair
 from alpa_hpc.sharding.flat import held_over_time
-from alpa_hpc.sharding.kernels import Flags, Floats, Ints
 from alpa_hpc.sharding.message_graph import Graph
 from alpa_hpc.sharding.messages import least_excess, priced_costs, round_fitting, round_free, sweep
 

@@ -19,7 +19,7 @@ import numpy as np
 import pulp
 
 from alpa_hpc.errors import SolverError
-from alpa_hpc.sharding.kernels import Flags, Floats, Ints
+from alpa_hpc.kernels import Flags, Floats, Ints
 from alpa_hpc.sharding.mip import Cbc
 from alpa_hpc.sharding.worker import LateError, Worker
 

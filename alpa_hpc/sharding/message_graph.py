@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alpa_hpc.kernels import Floats, Ints, Truth, Whole, kernel
 from alpa_hpc.sharding.flat import FlatProblem, starts_of
-from alpa_hpc.sharding.kernels import Floats, Ints, Truth, Whole, kernel
 
 
 class Graph(NamedTuple):

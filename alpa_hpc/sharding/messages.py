@@ -7,7 +7,7 @@ the minima that are taken out are the bound: what remains is nowhere negative. M
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Floats, Ints, Real, Truth, Whole, inner, kernel
+from alpa_hpc.kernels import Floats, Ints, Real, Truth, Whole, inner, kernel
 from alpa_hpc.sharding.message_graph import Graph, fits, hold
 
 

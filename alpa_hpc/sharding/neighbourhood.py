@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from alpa_hpc.kernels import Flags, Floats, Ints, Whole, inner, kernel
 from alpa_hpc.sharding.descent import held_by, total_cost
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat
-from alpa_hpc.sharding.kernels import Flags, Floats, Ints, Whole, inner, kernel
 from alpa_hpc.sharding.message_graph import Graph
 
 FIRST_BUDGET = 10_000.0  # table entries

@@ -15,10 +15,10 @@ from math import inf
 
 import numpy as np
 
+from alpa_hpc.kernels import Flags, Ints
 from alpa_hpc.sharding.descent import descend
 from alpa_hpc.sharding.eliminate import Table, elimination_order
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat, part_of, parts_of
-from alpa_hpc.sharding.kernels import Flags, Ints
 from alpa_hpc.sharding.lagrangian import relax
 from alpa_hpc.sharding.linear import AbstractLinearSolver, installed_solver
 from alpa_hpc.sharding.message_graph import Graph, make_graph

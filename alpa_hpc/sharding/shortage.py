@@ -5,8 +5,8 @@ from math import inf
 
 import numpy as np
 
+from alpa_hpc.kernels import Floats
 from alpa_hpc.sharding.flat import FlatProblem, starts_of
-from alpa_hpc.sharding.kernels import Floats
 from alpa_hpc.sharding.search import Deadline, SearchOptions, search
 
 MOST_TIMES = 8  # that are looked at, those with the least room beside the least of every node

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpa_hpc.errors import InfeasibleError
+from alpa_hpc.kernels import Ints
 from alpa_hpc.sharding.flat import FlatProblem, starts_of
-from alpa_hpc.sharding.kernels import Ints
 from alpa_hpc.sharding.shrink_memory import prune_memory, unload_spans
 from alpa_hpc.sharding.shrink_rules import drain
 from alpa_hpc.sharding.shrink_spans import join_pending

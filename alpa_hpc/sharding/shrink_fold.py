@@ -7,7 +7,7 @@
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Floats, Ints, Truth, Whole, inner
+from alpa_hpc.kernels import Floats, Ints, Truth, Whole, inner
 from alpa_hpc.sharding.shrink_spans import append_spans, have_place_to_join, join_if_doubled
 from alpa_hpc.sharding.shrink_state import (
     NO_SPACE,

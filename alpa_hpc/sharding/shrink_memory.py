@@ -7,7 +7,7 @@ one goes if the nodes that hold something then all hold it at the other too, whe
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Flags, Floats, Ints, Truth, Whole, inner, kernel
+from alpa_hpc.kernels import Flags, Floats, Ints, Truth, Whole, inner, kernel
 from alpa_hpc.sharding.shrink_state import BAD, NO_ROOM, OK, TIMES, TOO_LARGE, Work, enqueue, enqueue_around, keep
 
 

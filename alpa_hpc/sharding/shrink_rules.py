@@ -8,7 +8,7 @@ Where a node can go altogether, `shrink_fold.py` takes it out.
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Truth, Whole, inner, kernel
+from alpa_hpc.kernels import Truth, Whole, inner, kernel
 from alpa_hpc.sharding.shrink_fold import fold_followers, fold_single, minimise_out
 from alpa_hpc.sharding.shrink_state import (
     BAD,

@@ -7,7 +7,7 @@ thousands of others is joined whenever its spans have doubled, and at last befor
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Ints, Truth, Whole, inner, kernel
+from alpa_hpc.kernels import Ints, Truth, Whole, inner, kernel
 from alpa_hpc.sharding.shrink_state import NO_SPACE, OK, SPANS, USES, Work, enqueue
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alpa_hpc.sharding.kernels import Flags, Floats, Ints, Whole, inner, kernel
+from alpa_hpc.kernels import Flags, Floats, Ints, Whole, inner, kernel
 
 # Places in Work.counters.
 TABLES, SPANS, USES, TRACE, TIMES, QUEUE_HEAD, QUEUE_LENGTH, BAD = range(8)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alpa_hpc.errors import SolverError
+from alpa_hpc.kernels import Floats, Ints
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat, held_over_time, starts_of
-from alpa_hpc.sharding.kernels import Floats, Ints
 from alpa_hpc.sharding.lagrangian import local_maxima
 from alpa_hpc.sharding.linear import AbstractLinearSolver, LinearModel
 

@@ -162,6 +162,16 @@ def test_middle_layers_of_a_gpt_are_equal(num_blocks, num_layers, dropout):
     assert again.key == layered.key
 
 
+@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (11, 5), (16, 8)])
+def test_a_gpt_one_block_deeper_has_the_same_middle_layers(num_blocks, num_layers):
+    keys = []
+    for depth in (num_blocks, num_blocks + 1):
+        step, state, batch = gpt_case(GPT(num_layers=depth, hidden=16, num_heads=2, vocab=32, sequence=6, dtype="bfloat16"))
+        traced = trace_step(step, jax.eval_shape(lambda state=state: state), batch, num_microbatches=2)
+        keys.append([layer.key for layer in cut_layers(traced, num_layers=num_layers, imbalance=0.5).layers])
+    assert len({key for of_depth in keys for key in of_depth[1:-1]}) == 1
+
+
 def mlp_loss(params, batch, *, block=lambda x, w: jnp.tanh(x @ w)):
     x = batch["x"]
     for name in sorted(params):

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
+from alpa_hpc.kernels import Floats, Ints
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat, starts_of
-from alpa_hpc.sharding.kernels import Floats, Ints
 
 
 @st.composite

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from alpa_hpc.kernels import Ints
 from alpa_hpc.sharding.descent import descend, repair, total_cost
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat, flatten, held_over_time, part_of, parts_of
-from alpa_hpc.sharding.kernels import Ints
 from alpa_hpc.sharding.lagrangian import relax
 from alpa_hpc.sharding.linear import HighsSolver
 from alpa_hpc.sharding.message_graph import Graph, make_graph

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from alpa_hpc.sharding.kernels import compile_seconds, inner, kernel
+from alpa_hpc.kernels import compile_seconds, inner, kernel
 
 
 def test_a_kernel_gives_what_its_function_gives_and_compilation_is_counted() -> None:
