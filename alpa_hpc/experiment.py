@@ -5,11 +5,9 @@
 """
 
 import functools
-import gc
 import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +42,7 @@ from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
-from alpa_hpc.training.prepare import Prepared
+from alpa_hpc.training.prepare import Prepared, without_cycle_collection
 
 IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
 
@@ -146,19 +144,9 @@ def plan_experiment(
     seconds_of, schedule = refinement.seconds_of(pricer), SCHEDULES[config.schedule.kind]
     simulated = watch.time("simulate", lambda: [simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions])
     chosen = pick(simulated, cluster)
-    with without_cycle_collection():
+    with without_cycle_collection():  # programs are millions of small objects: to look for cycles is 60 % of emission (measured)
         plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
     return plan, PlanningRecord(candidates, pricer, refinement, simulated, chosen, seconds_of, profiler.num_new, profiler.num_reused)
-
-
-@contextmanager
-def without_cycle_collection() -> Generator[None]:
-    """Programs are millions of small objects without cycles: to look for some is 60 % of emission (measured)."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def refine(config: ExperimentConfig, pricer: StagePricer, table: CostTable, profiler: StoreProfiler) -> Refinement:

@@ -9,7 +9,7 @@ import contextvars
 import enum
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -72,14 +72,38 @@ class _Traced(enum.Enum):
     LOSS = "loss"
 
 
+@dataclass(slots=True, eq=False)
+class Boundaries:
+    """The losses that a trace of a step has come upon, in order; it ends by LossReached at number `last`."""
+
+    last: int
+    found: list[LossBoundary] = field(default_factory=list[LossBoundary])
+
+
+class LossReached(BaseException):  # noqa: N818 - no error, and nothing that a step's own `except Exception` may take for one
+    """Ends the trace of a step at a loss of which no more than the loss is wanted."""
+
+    def __init__(self, boundary: LossBoundary, operands: Sequence[ShapedArray]) -> None:
+        super().__init__("the trace of a step was wanted up to its loss")
+        self.boundary = boundary
+        self.operands = tuple(operands)
+
+
+NOWHERE = -1
 _traced: contextvars.ContextVar[_Traced] = contextvars.ContextVar("alpa_hpc_traced", default=_Traced.NOTHING)
+_boundaries: contextvars.ContextVar[Boundaries] = contextvars.ContextVar("alpa_hpc_boundaries")
 
 
 @contextmanager
-def tracing() -> Generator[None]:
-    """While open, `value_and_grad` marks the loss instead of differentiating it."""
-    with _now_traced(_Traced.STEP):
-        yield
+def tracing(until: int = NOWHERE) -> Generator[Boundaries]:
+    """While open, `value_and_grad` marks the loss instead of differentiating it; loss number `until` raises LossReached."""
+    boundaries = Boundaries(until)
+    token = _boundaries.set(boundaries)
+    try:
+        with _now_traced(_Traced.STEP):
+            yield boundaries
+    finally:
+        _boundaries.reset(token)
 
 
 @contextmanager
@@ -149,11 +173,20 @@ def _bind(loss: Callable[[object], object], params: object, has_aux: bool, reduc
     kinds = _aux_kinds(extra, aux)
     leaves, tree = jax.tree.flatten(params)
     boundary, operands = _lift_tracers(closed, len(leaves), reduction, kinds)
+    _note(boundary, operands)
     value, *rest = loss_gradient_p.bind(*leaves, *operands, boundary=boundary)
     aux_leaves, gradients = rest[: len(kinds)], rest[len(kinds) :]
     if has_aux:
         value = (value, jax.tree.unflatten(jax.tree.structure(extra), aux_leaves))
     return value, jax.tree.unflatten(tree, gradients)
+
+
+def _note(boundary: LossBoundary, operands: Sequence[Tracer[Any]]) -> None:
+    """Count the loss, and end the trace if it was wanted up to here."""
+    boundaries = _boundaries.get()
+    boundaries.found.append(boundary)
+    if len(boundaries.found) - 1 == boundaries.last:
+        raise LossReached(boundary, [ShapedArray(operand.shape, operand.dtype) for operand in operands])
 
 
 def _lift_tracers(

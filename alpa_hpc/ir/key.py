@@ -6,6 +6,7 @@ It covers primitives, parameters, avals, how variables are wired, and the bytes 
 import hashlib
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -30,12 +31,14 @@ def _digest(texts: Iterable[str]) -> str:
 
 def jaxpr_text(jaxpr: Jaxpr) -> str:
     """A jaxpr with its variables numbered in order of appearance."""
-    numbers: dict[Var, int] = {}
+    names: dict[Var, str] = {}
 
     def name(atom: Var | Literal) -> str:
         if isinstance(atom, Literal):
-            return f"{_text(np.asarray(atom.val))}"
-        return f"{numbers.setdefault(atom, len(numbers))}:{aval_text(atom.aval)}"
+            return _array_text(np.asarray(atom.val))
+        if atom not in names:
+            names[atom] = f"{len(names)}:{aval_text(atom.aval)}"
+        return names[atom]
 
     lines = [" ".join(map(name, (*jaxpr.constvars, *jaxpr.invars)))]
     for equation in jaxpr.eqns:
@@ -54,7 +57,13 @@ def equation_text(equation: JaxprEqn) -> str:
 
 def aval_text(aval: object) -> str:
     """Shape and dtype of an aval (weak types are the same program)."""
-    return f"{getattr(aval, 'dtype', type(aval).__name__)}{list(getattr(aval, 'shape', ()))}"
+    return _shape_text(getattr(aval, "dtype", type(aval).__name__), getattr(aval, "shape", ()))
+
+
+@lru_cache(maxsize=4096)
+def _shape_text(dtype: object, shape: tuple[int, ...]) -> str:
+    """Kept, since numpy takes long to write a dtype."""
+    return f"{dtype}{list(shape)}"
 
 
 def _text(value: object) -> str:
@@ -81,5 +90,5 @@ def _text(value: object) -> str:
 
 def _array_text(array: np.ndarray) -> str:
     if array.size <= 1:
-        return f"{array.dtype}{list(array.shape)}{array.tolist()!r}"
-    return f"{array.dtype}{list(array.shape)}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+        return f"{_shape_text(array.dtype, array.shape)}{array.tolist()!r}"
+    return f"{_shape_text(array.dtype, array.shape)}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"

@@ -1,6 +1,7 @@
 """A train step (state, batch) -> (state, metrics) and shapes -> TracedStep: before | loss at microbatch shape | after.
 
 The step is traced twice: with the whole batch, which gives `before` and `after`, and with the rows of one microbatch, which gives the loss.
+The second trace ends there.
 """
 
 import enum
@@ -17,7 +18,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import check_effects, short
 from alpa_hpc.ir.faults import faults_of, place_of_equation
-from alpa_hpc.ir.grad import AuxKind, LossBoundary, Reduction, SumCount, loss_gradient_p, tracing
+from alpa_hpc.ir.grad import NOWHERE, AuxKind, LossBoundary, LossReached, Reduction, SumCount, loss_gradient_p, tracing
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import CALLS, inline_calls, nested_jaxprs, rewrite
 
@@ -78,11 +79,20 @@ class _OuterTrace:
     closed: ClosedJaxpr
     equation: JaxprEqn
     boundary: LossBoundary
+    number: int
     num_state: int
 
     @property
     def operands(self) -> list[Atom]:
         return list(self.equation.invars[self.boundary.num_params :])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loss:
+    """The loss of one trace, and the avals of what it reads besides parameters."""
+
+    boundary: LossBoundary
+    operands: tuple[ShapedArray, ...]
 
 
 def trace_step(step: Step, state: object, batch: object, *, num_microbatches: int) -> TracedStep:
@@ -92,7 +102,7 @@ def trace_step(step: Step, state: object, batch: object, *, num_microbatches: in
     """
     num_rows = _num_rows(batch, num_microbatches)
     whole, shapes = _trace_outer(step, state, batch)
-    micro, _ = _trace_outer(step, state, _with_rows(batch, num_rows // num_microbatches))
+    micro = _trace_loss(step, state, _with_rows(batch, num_rows // num_microbatches), whole.number)
     metric_names = _check_results(state, shapes)
     names, leaves = _named_leaves(state)
     params = _params(whole, names)
@@ -150,8 +160,8 @@ def _with_rows(batch: object, num_rows: int) -> object:
     return jax.tree.map(resize, batch)
 
 
-def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace, tuple[object, object]]:
-    with tracing(), faults_of("the train step"):
+def _trace_outer(step: Step, state: object, batch: object, until: int = NOWHERE) -> tuple[_OuterTrace, tuple[object, object]]:
+    with tracing(until) as boundaries, faults_of("the train step"):
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
     check_effects(closed, where="train step")
     flat = rewrite(closed, CALLS, {})
@@ -167,7 +177,18 @@ def _trace_outer(step: Step, state: object, batch: object) -> tuple[_OuterTrace,
             f"a train step needs one alpa_hpc.value_and_grad whose result it uses, found {len(found)}. Join several losses into one, "
             f"and replace jax.value_and_grad by alpa_hpc.value_and_grad.{''.join(map(place_of_equation, found))}"
         )
-    return _OuterTrace(flat, found[0], found[0].params["boundary"], len(jax.tree.leaves(state))), shapes
+    boundary = found[0].params["boundary"]
+    number = boundaries.found.index(boundary) if boundary in boundaries.found else NOWHERE  # a jit may have kept it from a trace before
+    return _OuterTrace(flat, found[0], boundary, number, len(jax.tree.leaves(state))), shapes
+
+
+def _trace_loss(step: Step, state: object, batch: object, number: int) -> _Loss:
+    """Trace a step up to its loss `number`, or whole where that does not come up (NOWHERE; a jit that has been traced before)."""
+    try:
+        trace, _ = _trace_outer(step, state, batch, until=number)
+    except LossReached as reached:
+        return _Loss(reached.boundary, reached.operands)
+    return _Loss(trace.boundary, tuple(aval_of(atom) for atom in trace.operands))
 
 
 def _holds_gradient(equations: Sequence[JaxprEqn]) -> bool:
@@ -215,7 +236,7 @@ def _params(trace: _OuterTrace, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _before(
-    whole: _OuterTrace, micro: _OuterTrace, batch: object, num_microbatches: int, names: Sequence[str]
+    whole: _OuterTrace, micro: _Loss, batch: object, num_microbatches: int, names: Sequence[str]
 ) -> tuple[ClosedJaxpr, tuple[int, ...], tuple[Split, ...]]:
     jaxpr = whole.closed.jaxpr
     state_vars, batch_vars = jaxpr.invars[: whole.num_state], jaxpr.invars[whole.num_state :]
@@ -223,7 +244,7 @@ def _before(
     tainted = reached(jaxpr.eqns, row_vars)
     _check_same_operands(whole, micro)
     splits = tuple(
-        _split(atom, aval_of(small), tainted=atom in tainted, num_microbatches=num_microbatches)
+        _split(atom, small, tainted=atom in tainted, num_microbatches=num_microbatches)
         for atom, small in zip(whole.operands, micro.operands, strict=True)
     )
     closed = assemble(jaxpr.invars, whole.operands, jaxpr.eqns, constants_of(whole.closed))
@@ -240,7 +261,7 @@ def _before(
     return _keys_as_data(trimmed, outputs=True), leaves, splits
 
 
-def _check_same_operands(whole: _OuterTrace, micro: _OuterTrace) -> None:
+def _check_same_operands(whole: _OuterTrace, micro: _Loss) -> None:
     if len(whole.operands) != len(micro.operands):
         raise TraceError(
             f"the loss reads {len(whole.operands)} values with the whole batch and {len(micro.operands)} with a microbatch. "

@@ -1,5 +1,7 @@
 """TracedStep -> LayeredStep: the loss cut into layers by Eq. 6, each differentiated once, and the update split by parameter."""
 
+from dataclasses import dataclass
+
 from alpa_hpc.ir.grad import AuxKind
 from alpa_hpc.ir.key import content_key
 from alpa_hpc.ir.trace import TracedStep
@@ -15,7 +17,7 @@ def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> Laye
     Raises TraceError if it cannot.
     """
     forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance)
-    programs: dict[str, Programs] = {}
+    programs: dict[str, _Keyed] = {}
     layers = tuple(_layer(traced, index, layer, programs) for index, layer in enumerate(forward.layers))
     update = split_update(traced)
     kinds = (*(AuxKind.SUM,) * traced.num_values, *traced.aux_kinds)
@@ -47,15 +49,25 @@ def _accumulation(kind: AuxKind) -> Accumulation:
     return Accumulation.LAST if kind is AuxKind.LAST else Accumulation.SUM
 
 
-def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str, Programs]) -> Layer:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keyed:
+    """The programs of a layer and the key of their content."""
+
+    programs: Programs
+    key: str
+
+
+def _layer(traced: TracedStep, index: int, layer: ForwardLayer, known: dict[str, _Keyed]) -> Layer:
     """Differentiate a layer, or take the programs of an equal one."""
     signature = _signature(layer)
     if signature not in known:
-        known[signature] = differentiate(layer)
-    programs = known[signature]
+        made = differentiate(layer)
+        key = content_key(made.forward, made.backward, len(layer.params), len(layer.batch), len(layer.inputs))
+        known[signature] = _Keyed(made, key)
+    programs = known[signature].programs
     return Layer(
         index=index,
-        key=content_key(programs.forward, programs.backward, len(layer.params), len(layer.batch), len(layer.inputs)),
+        key=known[signature].key,
         params=tuple(traced.params[param] for param in layer.params),
         batch=layer.batch,
         inputs=layer.inputs,

@@ -4,7 +4,7 @@ A leaf of the optimiser belongs to the parameter that reaches its new value, fou
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -33,7 +33,8 @@ class Reduced:
 class Owned:
     """The update with owners. Each equation reads its owner's variables, shared ones and results of reductions only.
 
-    `owner` has every variable made by an equation; owners are positions in the parameters, or SHARED.
+    `owner` has every variable made by an equation; owners are positions in the parameters, or SHARED. `leaves_of` a parameter are those
+    that share its fate, itself first.
     """
 
     gradients: tuple[Var, ...]
@@ -41,16 +42,12 @@ class Owned:
     extras: tuple[Var, ...]
     params: tuple[int, ...]
     leaf_owners: tuple[int, ...]
+    leaves_of: tuple[tuple[int, ...], ...]
     equations: list[JaxprEqn]
     owner: dict[Var, int]
     reductions: tuple[Reduced, ...]
     new_leaves: tuple[Atom, ...]
     metrics: tuple[Atom, ...]
-
-    def leaves_of(self, param: int) -> tuple[int, ...]:
-        """The leaves that share a parameter's fate, itself first."""
-        first = self.params[param]
-        return (first, *(leaf for leaf, owner in enumerate(self.leaf_owners) if owner == param and leaf != first))
 
     @property
     def new_shared(self) -> list[Atom]:
@@ -95,6 +92,14 @@ def _grown(owned: Owned, readers: dict[Var, set[int]], leaf: int) -> int:
     return owned.owner.get(new, SHARED)
 
 
+def _leaves_of(params: Sequence[int], leaf_owners: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    leaves = [[first] for first in params]
+    for leaf, owner in enumerate(leaf_owners):
+        if owner != SHARED and leaf != params[owner]:
+            leaves[owner].append(leaf)
+    return tuple(map(tuple, leaves))
+
+
 @dataclass(slots=True, eq=False)
 class _Painter:
     """One pass over the update with given owners of the leaves."""
@@ -127,6 +132,7 @@ class _Painter:
             extras=tuple(jaxpr.invars[num_params + num_leaves :]),
             params=self.params,
             leaf_owners=self.leaf_owners,
+            leaves_of=_leaves_of(self.params, self.leaf_owners),
             equations=self.equations,
             owner=self.owner,
             reductions=(),
@@ -140,18 +146,7 @@ class _Painter:
             self._output(new, owner, name) for new, owner, name in zip(owned.new_leaves, self.leaf_owners, self.state_names, strict=True)
         ]
         metrics = [self._output(atom, SHARED, "a metric") for atom in owned.metrics]
-        return Owned(
-            gradients=owned.gradients,
-            leaves=owned.leaves,
-            extras=owned.extras,
-            params=owned.params,
-            leaf_owners=owned.leaf_owners,
-            equations=self.equations,
-            owner=self.owner,
-            reductions=tuple(self.reductions),
-            new_leaves=tuple(new_leaves),
-            metrics=tuple(metrics),
-        )
+        return replace(owned, reductions=tuple(self.reductions), new_leaves=tuple(new_leaves), metrics=tuple(metrics))
 
     def _owner(self, atom: Atom) -> int:
         return SHARED if isinstance(atom, Literal) else self.owner.get(atom, SHARED)

@@ -5,12 +5,12 @@ A scalar of one owner that another reads, or an add / max / and tree over scalar
 shared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import jax
 from jax import lax
-from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.typing import ArrayLike
 
@@ -20,7 +20,7 @@ from alpa_hpc.ir.inline import inline_update
 from alpa_hpc.ir.key import content_key
 from alpa_hpc.ir.reference import finish
 from alpa_hpc.ir.trace import TracedStep
-from alpa_hpc.ir.work import ParamUpdate, UpdateStep
+from alpa_hpc.ir.work import ParamUpdate, ReductionKind, UpdateStep
 from alpa_hpc.layers.owners import SHARED, Owned, Reduced, assign_owners, join_function
 
 
@@ -60,14 +60,20 @@ def split_update(traced: TracedStep) -> UpdateStep:
 
 def _whole_update(traced: TracedStep) -> ClosedJaxpr:
     """[gradient sums, state leaves, accumulated loss outputs] -> [new state leaves, metrics], flat."""
-
-    def run(gradients: Sequence[jax.Array], leaves: Sequence[jax.Array], sums: Sequence[jax.Array]) -> list[jax.Array]:
-        values, means = finish(traced, sums, gradients)
-        return eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *means)
-
     state = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.state_avals]
     sums = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.loss.out_avals]
-    return inline_update(jax.make_jaxpr(run)([state[leaf] for leaf in traced.params], state, sums))
+    means = jax.make_jaxpr(lambda *sums: finish(traced, *sums))(sums, [state[leaf] for leaf in traced.params])
+    after = traced.after.jaxpr
+    leaves, read = after.invars[: len(state)], after.invars[len(state) :]
+    renamed = dict(zip(read, means.jaxpr.outvars, strict=True))
+    equations = [*means.jaxpr.eqns, *(equation.replace(invars=_renamed(equation.invars, renamed)) for equation in after.eqns)]
+    sum_vars, gradients = means.jaxpr.invars[: len(sums)], means.jaxpr.invars[len(sums) :]
+    constants = {**constants_of(means), **constants_of(traced.after)}
+    return inline_update(assemble([*gradients, *leaves, *sum_vars], _renamed(after.outvars, renamed), equations, constants))
+
+
+def _renamed(atoms: Sequence[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
+    return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]
 
 
 def _program(split: _Split, param: int, outputs: Sequence[Atom], last: Sequence[JaxprEqn]) -> tuple[ClosedJaxpr, list[Var]]:
@@ -75,7 +81,7 @@ def _program(split: _Split, param: int, outputs: Sequence[Atom], last: Sequence[
     owned = split.owned
     kept: set[int] = set()
     made_last = {var for equation in last for var in equation.outvars}
-    mine = [owned.gradients[param], *(owned.leaves[leaf] for leaf in owned.leaves_of(param))]
+    mine = [owned.gradients[param], *(owned.leaves[leaf] for leaf in owned.leaves_of[param])]
     pending = [*variables(outputs), *(var for equation in last for var in variables(equation.invars))]
     scalars: set[Var] = set()
     while pending:
@@ -116,7 +122,21 @@ def _partials(split: _Split, param: int) -> tuple[ClosedJaxpr, list[Var]]:
 
 def _joined(reduced: Reduced, operands: Sequence[Var]) -> tuple[Var, list[JaxprEqn]]:
     """One rank-0 value of a parameter's operands of a reduction."""
-    join = join_function(reduced.kind)
+    closed = _join_program(reduced.kind, tuple(jax.ShapeDtypeStruct(aval_of(var).shape, aval_of(var).dtype) for var in operands))
+    made = {var: Var(var.aval) for equation in closed.jaxpr.eqns for var in equation.outvars}
+    names = made | dict(zip(closed.jaxpr.invars, operands, strict=True))
+    equations = [
+        equation.replace(invars=_renamed(equation.invars, names), outvars=[made[var] for var in equation.outvars])
+        for equation in closed.jaxpr.eqns
+    ]
+    [output] = variables(_renamed(closed.jaxpr.outvars, names))
+    return output, equations
+
+
+@lru_cache(maxsize=256)
+def _join_program(kind: ReductionKind, operands: tuple[jax.ShapeDtypeStruct, ...]) -> ClosedJaxpr:
+    """[scalars of size 1] -> their join, of rank 0; most parameters have the same."""
+    join = join_function(kind)
 
     def joined(*parts: jax.Array) -> jax.Array:
         scalars = [lax.reshape(part, ()) if part.shape else part for part in parts]
@@ -125,20 +145,12 @@ def _joined(reduced: Reduced, operands: Sequence[Var]) -> tuple[Var, list[JaxprE
             result = join(result, scalar)
         return result
 
-    closed = jax.make_jaxpr(joined)(*(jax.ShapeDtypeStruct(aval_of(var).shape, aval_of(var).dtype) for var in operands))
-    renamed = dict(zip(closed.jaxpr.invars, operands, strict=True))
-
-    def rename(atoms: Sequence[Atom]) -> list[Atom]:
-        return [atom if isinstance(atom, Literal) else renamed.get(atom, atom) for atom in atoms]
-
-    equations = [equation.replace(invars=rename(equation.invars)) for equation in closed.jaxpr.eqns]
-    [output] = variables(rename(closed.jaxpr.outvars))
-    return output, equations
+    return jax.make_jaxpr(joined)(*operands)
 
 
 def _update(split: _Split, param: int) -> tuple[ClosedJaxpr, list[Var]]:
     owned = split.owned
-    return _program(split, param, [owned.new_leaves[leaf] for leaf in owned.leaves_of(param)], [])
+    return _program(split, param, [owned.new_leaves[leaf] for leaf in owned.leaves_of[param]], [])
 
 
 def _param_update(  # noqa: PLR0913 - the two programs and the two lists that number their scalars
@@ -155,7 +167,7 @@ def _param_update(  # noqa: PLR0913 - the two programs and the two lists that nu
     return ParamUpdate(
         param=traced.params[param],
         key=content_key(partials[0], update[0], [owned.reductions[number].kind.value for number in mine]),
-        leaves=owned.leaves_of(param),
+        leaves=owned.leaves_of[param],
         scalars_in=tuple(before.index(var) for var in partials[1]),
         scalars_out=tuple(after.index(var) for var in update[1]),
         reductions=mine,

@@ -224,3 +224,32 @@ def test_a_jitted_step_may_have_run_before_and_may_run_after():
     np.testing.assert_allclose(before["w"], after["w"], rtol=1e-6)
     np.testing.assert_allclose(expected["w"], after["w"], rtol=1e-6)
     assert metrics["loss"].shape == ()
+
+
+def test_what_follows_the_loss_is_traced_once_and_the_loss_at_both_sizes():
+    rows, updates = [], []
+
+    def counted(w, batch):
+        rows.append(batch["x"].shape[0])
+        return loss(w, batch)
+
+    def step(state, batch):
+        value, gradient = value_and_grad(counted)(state["w"], batch)
+        updates.append(value.shape)
+        return dict(state, w=state["w"] - gradient), {"loss": value}
+
+    traced = trace(step)
+    assert rows == [4, 2] and len(updates) == 1
+    assert traced.loss.in_avals[1].shape == (2, 3)
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, jax.jit], ids=["plain", "jit"])
+def test_the_loss_is_the_one_whose_result_is_used(wrap):
+    def step(state, batch):
+        value_and_grad(lambda w, b: 7 * loss(w, b))(state["w"], batch)
+        value, gradient = value_and_grad(loss)(state["w"], batch)
+        return dict(state, w=state["w"] - gradient), {"loss": value}
+
+    for num_microbatches in (2, 1, 2):  # the jit has then seen both sizes
+        _, metrics = reference_step(trace(wrap(step), num_microbatches=num_microbatches), STATE, BATCH)
+        np.testing.assert_allclose(metrics["loss"], loss(STATE["w"], BATCH), rtol=1e-6)

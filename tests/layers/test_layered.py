@@ -10,11 +10,13 @@ import numpy as np
 import optax
 import pytest
 
+import alpa_hpc.layers.layered
 from alpa_hpc.ir.grad import AuxKind, SumCount, value_and_grad
 from alpa_hpc.ir.graph import reached
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.trace import Step, TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.layers.differentiate import differentiate
 from alpa_hpc.layers.evaluate import run_layered_step
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.models.gpt import GPT
@@ -162,7 +164,20 @@ def test_middle_layers_of_a_gpt_are_equal(num_blocks, num_layers, dropout):
     assert again.key == layered.key
 
 
-@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (11, 5), (16, 8)])
+def test_equal_layers_are_differentiated_once(monkeypatch):
+    made = []
+
+    def counted(layer):
+        made.append(layer)
+        return differentiate(layer)
+
+    monkeypatch.setattr(alpa_hpc.layers.layered, "differentiate", counted)
+    step, state, batch = gpt_case(GPT(num_layers=8, hidden=16, num_heads=2, vocab=32, sequence=6))
+    layered = cut_layers(trace_step(step, state, batch, num_microbatches=2), num_layers=8, imbalance=0.5)
+    assert len(layered.layers) == 8 and len(made) == 3, "the first, the last, and all between"
+
+
+@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (11, 5)])
 def test_a_gpt_one_block_deeper_has_the_same_middle_layers(num_blocks, num_layers):
     keys = []
     for depth in (num_blocks, num_blocks + 1):
