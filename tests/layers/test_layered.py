@@ -145,22 +145,26 @@ def test_gpt_equals_jax_microbatched_by_hand():
     assert_trees_close(metrics, {"loss": sum(losses) / num_microbatches, "norm": optax.tree.norm(means)})
 
 
-@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (12, 6)])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_middle_layers_of_a_gpt_are_equal(num_blocks, num_layers, dropout):
-    model = GPT(num_layers=num_blocks, hidden=16, num_heads=2, vocab=64, sequence=8, dtype="bfloat16", dropout=dropout)
+def shapes_of_gpt(num_blocks: int, **options: Any) -> TracedStep:
+    """A traced step of SGD, from shapes alone."""
+    model = GPT(num_layers=num_blocks, hidden=16, num_heads=2, vocab=64, sequence=8, dtype="bfloat16", **options)
 
     def step(state, batch):
         loss, gradients = value_and_grad(model.loss)(state["params"], batch, state["key"])
         return dict(state, params=jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], gradients)), {"loss": loss}
 
     state = jax.eval_shape(lambda key: {"params": model.init(key), "key": key}, jax.random.key(0))
-    traced = trace_step(step, state, model.batch(8), num_microbatches=2)
-    layered = cut_layers(traced, num_layers=num_layers, imbalance=0.5)
+    return trace_step(step, state, model.batch(8), num_microbatches=2)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (12, 6)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_middle_layers_of_a_gpt_are_equal(num_blocks, num_layers, dropout):
+    layered = cut_layers(shapes_of_gpt(num_blocks, dropout=dropout), num_layers=num_layers, imbalance=0.5)
     assert len({layer.key for layer in layered.layers[1:-1]}) == 1
     assert len({layer.key for layer in layered.layers}) == 3
     assert len({update.key for update in layered.update.params}) < 12
-    again = cut_layers(trace_step(step, state, model.batch(8), num_microbatches=2), num_layers=num_layers, imbalance=0.5)
+    again = cut_layers(shapes_of_gpt(num_blocks, dropout=dropout), num_layers=num_layers, imbalance=0.5)
     assert again.key == layered.key
 
 
@@ -172,19 +176,15 @@ def test_equal_layers_are_differentiated_once(monkeypatch):
         return differentiate(layer)
 
     monkeypatch.setattr(alpa_hpc.layers.layered, "differentiate", counted)
-    step, state, batch = gpt_case(GPT(num_layers=8, hidden=16, num_heads=2, vocab=32, sequence=6))
-    layered = cut_layers(trace_step(step, state, batch, num_microbatches=2), num_layers=8, imbalance=0.5)
+    layered = cut_layers(shapes_of_gpt(8), num_layers=8, imbalance=0.5)
     assert len(layered.layers) == 8 and len(made) == 3, "the first, the last, and all between"
 
 
-@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (11, 5)])
+@pytest.mark.parametrize(("num_blocks", "num_layers"), [(8, 4), (16, 8)])
 def test_a_gpt_one_block_deeper_has_the_same_middle_layers(num_blocks, num_layers):
-    keys = []
-    for depth in (num_blocks, num_blocks + 1):
-        step, state, batch = gpt_case(GPT(num_layers=depth, hidden=16, num_heads=2, vocab=32, sequence=6, dtype="bfloat16"))
-        traced = trace_step(step, jax.eval_shape(lambda state=state: state), batch, num_microbatches=2)
-        keys.append([layer.key for layer in cut_layers(traced, num_layers=num_layers, imbalance=0.5).layers])
-    assert len({key for of_depth in keys for key in of_depth[1:-1]}) == 1
+    depths = (num_blocks, num_blocks + 1)
+    cut = [cut_layers(shapes_of_gpt(depth), num_layers=num_layers, imbalance=0.5) for depth in depths]
+    assert len({layer.key for one in cut for layer in one.layers[1:-1]}) == 1
 
 
 def mlp_loss(params, batch, *, block=lambda x, w: jnp.tanh(x @ w)):
