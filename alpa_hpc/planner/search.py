@@ -19,13 +19,13 @@ from alpa_hpc.sharding.stage import layer_content
 from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
-from alpa_hpc.stages.candidate import CandidateOptions, StageCandidate, enumerate_candidates
+from alpa_hpc.stages.candidate import CandidateOptions, StageCandidate, balanced, enumerate_candidates
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.options import RematChoice, SearchOptions
 from alpa_hpc.stages.partition import partition_stages
 from alpa_hpc.stages.placement import place
-from alpa_hpc.stages.pricing import StagePricer, possible, state_bytes
+from alpa_hpc.stages.pricing import StagePricer, layer_flop, possible, state_bytes
 
 REMAT = {RematChoice.ALWAYS: (True,), RematChoice.NEVER: (False,), RematChoice.SEARCH: (False, True)}
 SCHEDULES: Mapping[ScheduleKind, AbstractSchedule] = {ScheduleKind.ONE_F_ONE_B: OneFOneB(), ScheduleKind.GPIPE: GPipe()}
@@ -50,7 +50,7 @@ def find_candidates(step: LayeredStep, cluster: ClusterSpec, search: SearchOptio
     options = CandidateOptions(search.submesh_shapes, search.logical_shapes, REMAT[search.remat])
     candidates = enumerate_candidates(len(step.layers), cluster, options)
     distinct = [candidate for candidate in candidates if candidate.shape.rows > 1 or candidate.shape.cols == 1]
-    found = possible(distinct, step, cluster)
+    found = balanced(possible(distinct, step, cluster), layer_flop(step), cluster.num_devices, search.balance)
     if not found:
         raise InfeasibleError(_too_large(step, cluster))
     return found

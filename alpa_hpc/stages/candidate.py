@@ -94,15 +94,15 @@ def balanced(
 ) -> tuple[StageCandidate, ...]:
     """The candidates whose share of the cluster's `num_devices` is within a factor 1 + tolerance of their share of the FLOP.
 
-    This can lose the optimum; it is the rule by which the paper's implementation keeps large searches short.
+    This can lose the optimum, unless the tolerance is infinite; it is the rule by which the paper's implementation keeps large searches
+    short.
     """
     before = np.concatenate([[0.0], np.cumsum(np.asarray(layer_flop, np.float64))])
-    total = float(before[-1])
 
     def is_balanced(candidate: StageCandidate) -> bool:
-        flop_share = float(before[candidate.stop] - before[candidate.start]) / total
-        device_share = candidate.submesh.num_devices / num_devices
-        return flop_share / (1 + tolerance) <= device_share <= flop_share * (1 + tolerance)
+        flop = float(before[candidate.stop] - before[candidate.start])
+        fair = float(before[-1]) * candidate.submesh.num_devices / num_devices
+        return flop / (1 + tolerance) <= fair and fair / (1 + tolerance) <= flop
 
     return tuple(candidate for candidate in candidates if is_balanced(candidate))
 

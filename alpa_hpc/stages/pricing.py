@@ -128,8 +128,13 @@ class StagePricer:
 @lru_cache(maxsize=64)
 def ideal_seconds(step: LayeredStep, cluster: ClusterSpec) -> float:
     """Seconds of an iteration if the whole cluster computed at its 32-bit rate and nothing else took time."""
-    flop = sum(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)
-    return flop * step.num_microbatches / cluster.num_devices / flop_rate(cluster.device, 4)
+    return sum(layer_flop(step)) * step.num_microbatches / cluster.num_devices / flop_rate(cluster.device, 4)
+
+
+@lru_cache(maxsize=64)
+def layer_flop(step: LayeredStep) -> tuple[int, ...]:
+    """FLOP of each layer a microbatch, forward and backward."""
+    return tuple(jaxpr_flops(layer.forward.jaxpr) + jaxpr_flops(layer.backward.jaxpr) for layer in step.layers)
 
 
 def boundary_bytes(step: LayeredStep) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, Submesh
 from alpa_hpc.errors import PlanError
-from alpa_hpc.stages.candidate import SubmeshShapes, submesh_shapes
+from alpa_hpc.stages.candidate import CandidateOptions, SubmeshShapes, enumerate_candidates, submesh_shapes
 from alpa_hpc.stages.placement import place_submeshes
 
 DEVICE = DeviceSpec("test", 2**30, 1e12, 2e12, 1e11, 0.5)
@@ -60,6 +60,39 @@ def test_any_order_of_stages_can_be_placed(data: st.DataObject, num_nodes: int, 
     while (left := cluster.num_devices - sum(submesh.num_devices for submesh in submeshes)) > 0:
         submeshes.append(data.draw(st.sampled_from([submesh for submesh in shapes if submesh.num_devices <= left])))
     check_covered(submeshes, cluster)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), num_nodes=st.integers(1, 5), width=st.sampled_from([3, 6, 12]), shapes=st.sampled_from(SubmeshShapes))
+def test_every_partition_into_candidates_can_be_placed(data: st.DataObject, num_nodes: int, width: int, shapes: SubmeshShapes) -> None:
+    """Nodes whose devices are no power of two, whatever stages come after each other."""
+    cluster, num_layers = cluster_of(num_nodes, width), data.draw(st.integers(1, 6))
+    candidates = enumerate_candidates(num_layers, cluster, CandidateOptions(shapes, remat=(True,)))
+    cells = {(one.start, one.stop, one.submesh) for one in candidates}
+    completes = completions(frozenset(cells), num_layers)
+    start, left, submeshes = 0, cluster.num_devices, list[Submesh]()
+    while start < num_layers:
+        following = sorted(
+            (stop, submesh) for first, stop, submesh in cells if first == start and (stop, left - submesh.num_devices) in completes
+        )
+        start, submesh = data.draw(st.sampled_from(following))
+        left -= submesh.num_devices
+        submeshes.append(submesh)
+    check_covered(submeshes, cluster)
+
+
+def completions(cells: frozenset[tuple[int, int, Submesh]], num_layers: int) -> set[tuple[int, int]]:
+    """(layer, devices) such that the layers from there on can use up exactly so many devices."""
+    found = {(num_layers, 0)}
+    for first in reversed(range(num_layers)):
+        found |= {
+            (first, devices + submesh.num_devices)
+            for start, stop, submesh in cells
+            if start == first
+            for layer, devices in found
+            if layer == stop
+        }
+    return found
 
 
 def parts(*sizes: int) -> list[Submesh]:
