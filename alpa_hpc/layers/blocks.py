@@ -15,7 +15,7 @@ _HELD = 0.5  # share of the FLOP that the repeated block must hold
 class RepeatedBlock:
     """Equations [start, stop) repeat a block of `length` equations; where none does, start = stop and the length is 1.
 
-    The first block may lack its first equations, since they read what no other block reads.
+    The first block counts by its FLOP, since it reads what no other block reads.
     """
 
     start: int
@@ -27,7 +27,7 @@ class RepeatedBlock:
         """How many blocks there are; 1 where none is repeated."""
         return max(1, round((self.stop - self.start) / self.length))
 
-    def distances(self, num_equations: int) -> Ints:
+    def places(self, num_equations: int) -> Ints:
         """For each position, how many equations lie between it and the next end of a block (as if there were blocks everywhere)."""
         return (self.stop - np.arange(num_equations)) % self.length
 
@@ -43,6 +43,8 @@ def find_block(flops: Sequence[float], patterns: Sequence[object]) -> RepeatedBl
     if repeated:
         length = max(repeated, key=lambda distance: (repeated[distance], -distance))
         start, stop = _longest_run(patterns, length)
+        while start > 0 and flops[start - 1] == flops[start - 1 + length]:
+            start -= 1
         if sum(flops[start:stop]) >= _HELD * sum(flops):
             return RepeatedBlock(start, stop, length)
     return RepeatedBlock(0, 0, 1)

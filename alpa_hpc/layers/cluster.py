@@ -5,8 +5,8 @@
                         FLOP(layer) >= total / num_layers / (1 + imbalance), where that can be met
 
 The lower bound is not in the paper: without it the cheapest last layer is the last few scalars of the loss. Ties: smaller sum of C; then,
-among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern, the possible one
-nearest to its end, so that a deeper model has the same layers); then smaller variance of FLOP.
+among sums within 0.1 %, equal middle layers if there are such (a repeated block is cut at one place of its pattern, the same in a deeper
+model: `layers.repeats`); then smaller variance of FLOP.
 
 All of it is exact, in O(L (n + reads) log n) for n equations: tens of thousands take a second or two.
 """
@@ -49,11 +49,11 @@ def cluster_equations(
     if times >= _FEWEST_REPEATS:
         numbers = {pattern: number for number, pattern in enumerate(dict.fromkeys(patterns))}
         codes = np.array([numbers[pattern] for pattern in patterns])
-        distances = find_block(flops, patterns).distances(len(work))
-        candidates = Repeats(reads, limits, stops, codes, distances, before)
-        start, length = equal_middle(candidates, times, float(total) * (1 + _SAME_SUM))
-        if length > 0:
-            return tuple(range(int(start), int(start) + times * int(length) + 1, int(length)))
+        block = find_block(flops, patterns)
+        repeats = Repeats(reads, limits, stops, codes, block.places(len(work)), before)
+        equal = equal_middle(repeats, times, float(total) * (1 + _SAME_SUM), block)
+        if equal:
+            return equal
     return tuple(cuts.tolist())
 
 

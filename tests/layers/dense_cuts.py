@@ -98,18 +98,30 @@ def _equal_middle_layers(costs: Floats, work: Floats, patterns: Sequence[object]
         return ()
     ids = {pattern: number for number, pattern in enumerate(dict.fromkeys(patterns))}
     codes = np.array([ids[pattern] for pattern in patterns])
-    deviation = _deviation(work, num_layers)
-    distances = find_block(work.tolist(), patterns).distances(len(codes))
-    best: tuple[int, float, tuple[int, ...]] = (len(codes), np.inf, ())
+    block = find_block(work.tolist(), patterns)
+    good: list[tuple[float, float, int, tuple[int, ...]]] = []
     for length in range(1, (len(codes) - 2) // num_middle + 1):
         for start in _repeated_starts(codes, length, num_middle):
             cuts = start + length * np.arange(num_middle + 1)
-            froms, tos = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(codes)]])
-            spread = float(deviation[froms, tos].sum())
-            is_better = distances[start] < best[0] or (distances[start] == best[0] and spread < best[1] - 1e-9)
-            if is_better and costs[froms, tos].sum() <= smallest_sum * (1 + _SAME_SUM):
-                best = (int(distances[start]), spread, tuple(int(cut) for cut in cuts))
-    return best[2]
+            layers = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(codes)]])
+            if costs[layers].sum() <= smallest_sum * (1 + _SAME_SUM):
+                flop = np.add.reduceat(work, layers[0])
+                spreads = [round(_spread(one), 9) for one in (_evened(flop, block.times * block.length / length), flop)]
+                good.append((spreads[0], spreads[1], int(block.places(len(codes))[start]), tuple(cuts.tolist())))
+    if not good:
+        return ()
+    place = good[[evened for evened, *_ in good].index(min(evened for evened, *_ in good))][2]
+    return min((spread, number, cuts) for number, (_, spread, where, cuts) in enumerate(good) if where == place)[2]
+
+
+def _evened(flop: Floats, layers_of_blocks: float) -> Floats:
+    """The first layer without what all blocks together have more than as many middle layers as there are layers."""
+    surplus = (layers_of_blocks - len(flop)) * flop[1:-1].mean()
+    return np.concatenate([[flop[0] - surplus], flop[1:]])
+
+
+def _spread(flop: Floats) -> float:
+    return float(((flop / max(flop.mean(), 1.0 / len(flop)) - 1) ** 2).sum())
 
 
 def _repeated_starts(codes: NDArray[np.intp], length: int, times: int) -> NDArray[np.intp]:

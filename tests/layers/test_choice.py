@@ -23,14 +23,14 @@ NOTHING_REPEATS = RepeatedBlock(0, 0, 1)
 @pytest.mark.parametrize("number", [2, 3, 12, 48])
 def test_the_block_is_found_and_counted(number: int) -> None:
     block = find_block(*repeated(number))
-    assert block == RepeatedBlock(2, 1 + 4 * number, 4) and block.times == number
-    assert block.distances(7).tolist() == [1, 0, 3, 2, 1, 0, 3], "a block ends before equation 1 + 4 i"
+    assert block == RepeatedBlock(1, 1 + 4 * number, 4) and block.times == number
+    assert block.places(7).tolist() == [1, 0, 3, 2, 1, 0, 3], "a block ends before equation 1 + 4 i"
 
 
 def test_what_repeats_but_holds_little_work_is_no_block() -> None:
     flops, patterns = repeated(10)
     assert find_block([*flops, 1000], [*patterns, "large"]) == find_block([1, 2, 3], "abc") == NOTHING_REPEATS
-    assert NOTHING_REPEATS.times == 1 and not NOTHING_REPEATS.distances(5).any()
+    assert NOTHING_REPEATS.times == 1 and not NOTHING_REPEATS.places(5).any()
 
 
 @pytest.mark.parametrize(("number", "layers"), [(2, 2), (12, 12), (16, 16), (17, 8), (24, 12), (32, 16), (48, 16), (49, 12), (96, 16)])
