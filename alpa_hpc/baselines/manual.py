@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from alpa_hpc.baselines.dim_kinds import microbatch_rows
-from alpa_hpc.baselines.restriction import FREE, AxisUse, Restriction, restrict_to
+from alpa_hpc.baselines.restrict import restrict_to
+from alpa_hpc.baselines.restriction import FREE, AxisUse, Restriction
 from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
 from alpa_hpc.errors import PlanError
 from alpa_hpc.ir.work import LayeredStep

@@ -1,29 +1,17 @@
-"""(Restriction, LayeredStep) -> Restrict: the same sharding problem with strategies forbidden; a baseline has no cost model of its own.
+"""Restriction: what a baseline lets tensors be split over, as data; `restrict.py` applies it to a sharding problem.
 
-A restriction says what kind of dim (`dim_kinds`) each mesh axis may split in forward and backward. A strategy that breaks it costs
-infinity. Updates stay free: weight-update sharding is on for all.
+Activations follow the mesh axes: what kind of dim (`dim_kinds`) each axis may split. Weights, batch inputs and what an update works on may
+besides be told how they are stored.
 """
 
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from jax.extend.core import Var
-from numpy.typing import NDArray
-
-from alpa_hpc.baselines.dim_kinds import DimKind, Kinds, layer_kinds
-from alpa_hpc.ir.graph import Atom
-from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.sharding.build import LayerProblem, Program
-from alpa_hpc.sharding.graph import FREE as FREE_HOME
-from alpa_hpc.sharding.graph import EquationRecord
+from alpa_hpc.baselines.dim_kinds import DimKind, Kinds
 from alpa_hpc.sharding.spec import Spec, SpecList
-from alpa_hpc.sharding.stage import Restrict, unrestricted
 
-Mask = NDArray[np.bool_]
-Lying = tuple[int, Atom, SpecList]  # a node, a variable, and the spec that the variable has with each choice of the node
+Kind = frozenset[DimKind]
 
 
 class AxisUse(enum.Enum):
@@ -37,95 +25,116 @@ class AxisUse(enum.Enum):
     """any dim but the batch"""
     INNER = enum.auto()
     """inner dims"""
+    INNER_OR_TOKENS = enum.auto()
+    """inner dims, and token dims: those of every value between layers, since that is what makes it sequence parallel"""
+    BATCH_OR_EXPERTS = enum.auto()
+    """the batch or the experts, of every tensor that has a batch; the experts' own matrices by experts"""
 
 
-PERMITTED = {
+PERMITTED: Mapping[AxisUse, Kind] = {
     AxisUse.ANY: frozenset(DimKind),
     AxisUse.BATCH: frozenset({DimKind.BATCH}),
-    AxisUse.NOT_BATCH: frozenset({DimKind.INNER, DimKind.BORDER}),
+    AxisUse.NOT_BATCH: frozenset(DimKind) - {DimKind.BATCH},
     AxisUse.INNER: frozenset({DimKind.INNER}),
+    AxisUse.INNER_OR_TOKENS: frozenset({DimKind.INNER, DimKind.TOKEN}),
+    AxisUse.BATCH_OR_EXPERTS: frozenset({DimKind.BATCH, DimKind.EXPERT}),
 }
+OF_BATCHES: Mapping[AxisUse, Kind] = {use: PERMITTED[use] for use in (AxisUse.BATCH, AxisUse.BATCH_OR_EXPERTS)}
+"""What an axis must split in each tensor with a batch dim."""
+OF_BORDERS: Mapping[AxisUse, Kind] = {AxisUse.INNER_OR_TOKENS: frozenset({DimKind.TOKEN})}
+"""What an axis must split in each value between layers that has it."""
+OF_EXPERTS: Mapping[AxisUse, Kind] = {AxisUse.BATCH_OR_EXPERTS: frozenset({DimKind.EXPERT})}
+"""What an axis must split in the experts' own matrices."""
+
+
+class Storage(enum.Enum):
+    """How tensors are stored, whatever is done with them."""
+
+    FREE = enum.auto()
+    """in any way"""
+    AS_AXES = enum.auto()
+    """as the axes may split them"""
+    ALL_AXES = enum.auto()
+    """likewise, and over as many of the axes as can be"""
+    WHOLE = enum.auto()
+    """on every device"""
+    SPLIT = enum.auto()
+    """over as many mesh axes as their dims can be divided by, any dim"""
+    LARGEST = enum.auto()
+    """likewise, but no other dim than the largest that can"""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What axis 0 and axis 1 may split."""
+    """What axis 0 and axis 1 may split, and how state is stored.
+
+    matrices: parameters that products, convolutions and lookups read; the others are whole where these are SPLIT (as ZeRO-3 does it)
+    batch:    inputs of a microbatch
+    updates:  gradients and optimiser state while a parameter is updated; where SPLIT, gradients may be split before, too
+    """
 
     name: str
     axes: tuple[AxisUse, AxisUse]
+    matrices: Storage = Storage.AS_AXES
+    batch: Storage = Storage.AS_AXES
+    updates: Storage = Storage.FREE
+
+    @property
+    def vectors(self) -> Storage:
+        """How the parameters are stored that are no matrices."""
+        return Storage.WHOLE if self.matrices is Storage.SPLIT else self.matrices
 
     def permits(self, spec: Spec, kinds: Kinds) -> bool:
         """Whether a tensor whose dims are `kinds` may lie so."""
         return all(kind in PERMITTED[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True) for axis in dim)
 
-    def obeys(self, spec: Spec, kinds: Kinds, wide: Sequence[int]) -> bool:
-        """Whether it may, and its batch, if any, is split over all axes that are for the batch (of those in `wide`: of several devices)."""
-        batch = [axis for dim, kind in zip(spec.dims, kinds, strict=True) if kind is DimKind.BATCH for axis in dim]
-        wanted = [axis for axis in wide if self.axes[axis] is AxisUse.BATCH and DimKind.BATCH in kinds]
-        return self.permits(spec, kinds) and set(wanted) <= set(batch)
+    def splits(self, spec: Spec, kinds: Kinds, wide: Sequence[int], needed: Mapping[AxisUse, Kind]) -> bool:
+        """Whether each axis in `wide` (those of several devices) splits a dim that its use needs split, if the tensor has one."""
+        return all(
+            any(axis in dim and kind in needed[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True))
+            for axis in wide
+            if self.axes[axis] in needed and not needed[self.axes[axis]].isdisjoint(kinds)
+        )
 
 
 FREE = Restriction("free", (AxisUse.ANY, AxisUse.ANY))
 BATCH_ON_AXIS_0 = Restriction("batch on axis 0", (AxisUse.BATCH, AxisUse.NOT_BATCH))
 """The original's force_batch_dim_to_mesh_dim=0."""
 MEGATRON = Restriction("Megatron", (AxisUse.BATCH, AxisUse.INNER))
-"""Data parallel over axis 0; over axis 1 columns of qkv and up, rows of out and down, the vocabulary; no sequence parallelism."""
+"""Data parallel over axis 0; over axis 1 columns of qkv and up, rows of out and down, the vocabulary; no sequence parallelism.
+
+Updates are free, so that Megatron-LM is given the weight-update sharding that the paper's version of it lacked.
+"""
 
 
-def restrict_to(restriction: Restriction, step: LayeredStep) -> Restrict:
-    """What a StagePricer or StageSolver applies to each layer problem of `step`."""
-    return unrestricted if restriction == FREE else partial(_restricted, restriction, step)
+def storable(storage: Storage, specs: SpecList, shape: tuple[int, ...], permitted: Sequence[bool]) -> tuple[bool, ...]:
+    """Which of `specs` a tensor of `shape` may be stored in; `permitted` says which the axes allow."""
+    match storage:
+        case Storage.FREE:
+            return (True,) * len(specs)
+        case Storage.AS_AXES:
+            return tuple(permitted)
+        case Storage.ALL_AXES:
+            return _over_most_axes(specs, permitted)
+        case Storage.WHOLE:
+            return tuple(not any(spec.dims) for spec in specs)
+        case Storage.SPLIT:
+            return _over_most_axes(specs, (True,) * len(specs))
+        case Storage.LARGEST:
+            best = max(specs, key=lambda spec: _preference(spec, shape))
+            return tuple(spec == best for spec in specs)
 
 
-def _restricted(restriction: Restriction, step: LayeredStep, problem: LayerProblem) -> LayerProblem:
-    old = problem.problem
-    obeying = [np.ones(len(costs), np.bool_) for costs in old.node_costs]
-    permitted = [mask.copy() for mask in obeying]
-    wide = sorted({axis for tensor in problem.tensors for spec in tensor.specs for dim in spec.dims for axis in dim})
-    kinds_of = layer_kinds(step, problem.layer)
-    for node, atom, specs in _lying(problem):
-        if node != FREE_HOME and isinstance(atom, Var):
-            kinds = kinds_of(atom)
-            obeying[node] &= [restriction.obeys(spec, kinds, wide) for spec in specs]
-            permitted[node] &= [restriction.permits(spec, kinds) for spec in specs]
-    masks = [_first_possible(*pair) for pair in zip(obeying, permitted, strict=True)]
-    costs = tuple(np.where(mask, seconds, np.inf) for mask, seconds in zip(masks, old.node_costs, strict=True))
-    return replace(problem, problem=replace(old, node_costs=costs))
+def _over_most_axes(specs: SpecList, permitted: Sequence[bool]) -> tuple[bool, ...]:
+    most = max((_num_axes(spec) for spec, allowed in zip(specs, permitted, strict=True) if allowed), default=0)
+    return tuple(allowed and _num_axes(spec) == most for spec, allowed in zip(specs, permitted, strict=True))
 
 
-def _first_possible(*masks: Mask) -> Mask:
-    """The strictest mask that leaves a strategy: an operator without a rule runs whole, so it cannot split the batch."""
-    return next((mask for mask in masks if mask.any()), np.ones_like(masks[0]))
+def _num_axes(spec: Spec) -> int:
+    return sum(map(len, spec.dims))
 
 
-def _lying(problem: LayerProblem) -> Iterator[Lying]:
-    """How all tensors of forward, backward and the border can lie."""
-    layer = problem.layer
-    forward = layer.forward.jaxpr
-    values = dict(zip(layer.inputs, forward.invars[len(layer.params) + len(layer.batch) :], strict=True))
-    values.update({v: atom for v, atom in zip(layer.outputs, forward.outvars, strict=False) if isinstance(atom, Var)})
-    for port in (*problem.cotangent_inputs, *problem.outputs, *problem.cotangent_outputs):
-        tensor = problem.tensors[port.tensor]
-        if port.value in values:
-            yield tensor.home, values[port.value], tensor.specs
-    yield from _lying_in(problem, problem.forward)
-    yield from _lying_in(problem, problem.backward)
-
-
-def _lying_in(problem: LayerProblem, program: Program) -> Iterator[Lying]:
-    flat = program.jaxpr.jaxpr
-    for var, number in zip(flat.invars, program.inputs, strict=True):
-        yield problem.tensors[number].home, var, problem.tensors[number].specs
-    for eqn, record in zip(flat.eqns, program.records, strict=True):
-        for var, number in zip(eqn.outvars, record.results, strict=True):
-            yield problem.tensors[number].home, var, problem.tensors[number].specs
-        yield from _lying_at(record, eqn.invars, eqn.outvars)
-
-
-def _lying_at(record: EquationRecord, invars: Sequence[Atom], outvars: Sequence[Var]) -> Iterator[Lying]:
-    if record.node == FREE_HOME:
-        return
-    for position, atom in enumerate(invars):
-        yield record.node, atom, tuple(plan.operands[position] for plan in record.plans)
-    for position, var in enumerate(outvars):
-        yield record.node, var, tuple(plan.raw[position] for plan in record.plans)
+def _preference(spec: Spec, shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
+    """No two dims split, over more axes, a larger dim, the first of equals."""
+    split = [d for d, axes in enumerate(spec.dims) if axes]
+    return (len(split) < 2, _num_axes(spec), *((shape[split[0]], -split[0]) if split else (0, 0)))

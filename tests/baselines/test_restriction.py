@@ -2,7 +2,7 @@
 
 import pytest
 
-from alpa_hpc.baselines.dim_kinds import DimKind, batch_dims, layer_kinds, microbatch_rows
+from alpa_hpc.baselines.dim_kinds import DimKind, border_variables, layer_kinds, microbatch_rows
 from alpa_hpc.baselines.manual import Pricers
 from alpa_hpc.baselines.restriction import BATCH_ON_AXIS_0, FREE, MEGATRON, Restriction
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
@@ -55,13 +55,14 @@ def test_dims_are_what_they_are_in_a_gpt(pricers: Pricers) -> None:
     assert kinds(by_name["out"]) == (inner, border, border)
     assert kinds(by_name["up"]) == (border, inner)
     assert kinds(by_name["down"]) == (inner, border)
-    assert kinds(layer.forward.jaxpr.invars[-1]) == (DimKind.BATCH, border, border)
+    assert kinds(layer.forward.jaxpr.invars[-1]) == (DimKind.BATCH, DimKind.TOKEN, border)
 
 
 def test_the_batch_is_the_first_dim_of_every_activation_between_layers(pricers: Pricers) -> None:
-    found = batch_dims(pricers.step)
     assert microbatch_rows(pricers.step) == 4
-    assert [found[value] for layer in pricers.step.layers[:-1] for value in layer.outputs] == [frozenset({0})] * 3
+    for layer in pricers.step.layers[:-1]:
+        leaving = [var for value, var in border_variables(layer) if value in layer.outputs]
+        assert [layer_kinds(pricers.step, layer)(var) for var in leaving] == [(DimKind.BATCH, DimKind.TOKEN, DimKind.BORDER)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
