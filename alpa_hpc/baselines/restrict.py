@@ -1,7 +1,8 @@
 """(Restriction, LayeredStep) -> Restrict: the same sharding problem with strategies forbidden; a baseline has no cost model of its own.
 
-A strategy that breaks a restriction costs infinity. What one node decides for several tensors must suit all of them; where nothing does,
-the demands (what must be split) go first, then what the axes forbid: an operator without a rule runs whole, so it cannot split a batch.
+A strategy that breaks a restriction costs infinity. A tensor that cannot be split as it should (an operator without a rule runs whole; a
+vector stretched over a batch lies as the vector does) is asked for nothing. What one node decides for several tensors must suit all of
+them; where nothing does, the demands go first (what must be split), then what the axes forbid.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,11 @@ class _Masks:
         """Nothing is forbidden yet."""
         return cls(*(tuple(np.ones(len(costs), np.bool_) for costs in problem.problem.node_costs) for _ in range(3)))
 
+    def demand(self, node: int, flags: Sequence[bool]) -> None:
+        """Forbid the strategies that are not flagged, unless that is all of them."""
+        if any(flags):
+            self.demanded[node][:] &= flags
+
     def strictest(self) -> list[Mask]:
         """For each node the strictest mask that leaves a strategy."""
         found: list[Mask] = []
@@ -70,10 +76,10 @@ def _restrict_computation(restriction: Restriction, kinds_of: KindsOf, problem: 
         kinds = kinds_of(var)
         masks.permitted[node][:] &= [restriction.permits(spec, kinds) for spec in specs]
         if var not in roles.weights:
-            masks.demanded[node][:] &= [restriction.splits(spec, kinds, wide, OF_BATCHES) for spec in specs]
+            masks.demand(node, [restriction.splits(spec, kinds, wide, OF_BATCHES) for spec in specs])
     for node, var, specs in _borders(problem):
         kinds = kinds_of(var)
-        masks.demanded[node][:] &= [restriction.splits(spec, kinds, wide, OF_BORDERS) for spec in specs]
+        masks.demand(node, [restriction.splits(spec, kinds, wide, OF_BORDERS) for spec in specs])
 
 
 def _restrict_storage(restriction: Restriction, kinds_of: KindsOf, problem: LayerProblem, masks: _Masks) -> None:
@@ -93,7 +99,7 @@ def _restrict_storage(restriction: Restriction, kinds_of: KindsOf, problem: Laye
         store(updates[param], invars[position], restriction.updates)
         if position in experts:
             home, kinds = problem.tensors[tensor], kinds_of(invars[position])
-            masks.demanded[home.home][:] &= [restriction.splits(spec, kinds, wide, OF_EXPERTS) for spec in home.specs]
+            masks.demand(home.home, [restriction.splits(spec, kinds, wide, OF_EXPERTS) for spec in home.specs])
     for number, tensor in enumerate(problem.batch, start=len(problem.params)):
         store(tensor, invars[number], restriction.batch)
 

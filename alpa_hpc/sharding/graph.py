@@ -217,10 +217,13 @@ class _Adding:
         return result
 
     def leaders(self) -> list[int]:
-        """Operand positions worth following, the largest first, then the one made last."""
+        """Operand positions worth following: the largest first, then the one that can lie in most ways, then the one made last.
+
+        A vector stretched to the size of another operand can be split along its own dim alone: followed, it would keep a batch whole.
+        """
         tensors = [self.graph.tensors[t] for t in self.operands]
         candidates = [i for i, t in enumerate(self.operands) if t >= 0 and tensors[i].home != FREE]
-        return sorted(candidates, key=lambda i: (-tensors[i].num_bytes, -tensors[i].home))
+        return sorted(candidates, key=lambda i: (-tensors[i].num_bytes, -len(set(tensors[i].specs)), -tensors[i].home))
 
     def finished(self, node: int, table: PlanTable) -> EquationRecord:
         """An operator whose sums are completed at once, inside node `node`."""
