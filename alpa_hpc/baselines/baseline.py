@@ -53,13 +53,13 @@ _TOKENS = (AxisUse.BATCH, AxisUse.INNER_OR_TOKENS)
 _EXPERTS = (AxisUse.BATCH_OR_EXPERTS, AxisUse.BATCH_OR_EXPERTS)
 _ANY = (AxisUse.ANY, AxisUse.ANY)
 _RULES: Mapping[Baseline, Restriction] = {
-    Baseline.DATA: Restriction("data parallel", _BATCH, matrices=Storage.WHOLE, updates=Storage.WHOLE),
-    Baseline.ZERO_2: Restriction("ZeRO-2", _BATCH, matrices=Storage.WHOLE, updates=Storage.SPLIT),
-    Baseline.ZERO_3: Restriction("ZeRO-3", _BATCH, matrices=Storage.SPLIT, updates=Storage.SPLIT),
-    Baseline.TENSOR: Restriction("tensor parallel", (AxisUse.BATCH, AxisUse.INNER), matrices=Storage.ALL_AXES, updates=Storage.AS_AXES),
-    Baseline.SEQUENCE: Restriction("sequence parallel", _TOKENS, matrices=Storage.ALL_AXES, updates=Storage.AS_AXES),
-    Baseline.EXPERT: Restriction("expert parallel", _EXPERTS, updates=Storage.SPLIT),
-    Baseline.LARGEST_DIM: Restriction("largest dim", _ANY, Storage.LARGEST, batch=Storage.LARGEST, updates=Storage.LARGEST),
+    Baseline.DATA: Restriction(Baseline.DATA.value, _BATCH, matrices=Storage.WHOLE, updates=Storage.WHOLE),
+    Baseline.ZERO_2: Restriction(Baseline.ZERO_2.value, _BATCH, matrices=Storage.WHOLE, updates=Storage.SPLIT),
+    Baseline.ZERO_3: Restriction(Baseline.ZERO_3.value, _BATCH, matrices=Storage.SPLIT, updates=Storage.SPLIT),
+    Baseline.TENSOR: Restriction(Baseline.TENSOR.value, (AxisUse.BATCH, AxisUse.INNER), matrices=Storage.ALL_AXES, updates=Storage.AS_AXES),
+    Baseline.SEQUENCE: Restriction(Baseline.SEQUENCE.value, _TOKENS, matrices=Storage.ALL_AXES, updates=Storage.AS_AXES),
+    Baseline.EXPERT: Restriction(Baseline.EXPERT.value, _EXPERTS, updates=Storage.SPLIT),
+    Baseline.LARGEST_DIM: Restriction(Baseline.LARGEST_DIM.value, _ANY, Storage.LARGEST, batch=Storage.LARGEST, updates=Storage.LARGEST),
 }
 
 

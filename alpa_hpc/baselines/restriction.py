@@ -137,4 +137,5 @@ def _num_axes(spec: Spec) -> int:
 def _preference(spec: Spec, shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
     """No two dims split, over more axes, a larger dim, the first of equals."""
     split = [d for d, axes in enumerate(spec.dims) if axes]
-    return (len(split) < 2, _num_axes(spec), *((shape[split[0]], -split[0]) if split else (0, 0)))
+    first = split[0] if split else 0
+    return (len(split) < 2, _num_axes(spec), shape[first] if split else 0, -first)
