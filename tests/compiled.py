@@ -14,6 +14,8 @@ from alpa_hpc.baselines.optimum import restricted_optimum
 from alpa_hpc.baselines.restriction import FREE, Restriction
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape, Submesh
 from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.ir.flops import equation_flops
+from alpa_hpc.ir.inline import HEAVY
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
@@ -28,7 +30,8 @@ from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient
 
 LINK = Link(1e9, 1e-6)
 NO_COMPUTE = DeviceSpec("no compute", 1 << 40, 1e30, 1e30, 1e30, 1.0)
-"""Computes in no time, so that seconds are those of collectives."""
+PRODUCTS = DeviceSpec("products", 1 << 40, 1e10, 1e10, 1e30, 1.0)
+"""Takes time for products and convolutions alone: to repeat them on all devices is dearer than what the tests' collectives take."""
 WORKING = ("forward", "backward", "update")
 
 
@@ -79,12 +82,24 @@ class Planned:
         update = gradient_traffic(step, stage, io.params) + hand_out_traffic(step, stage, io)
         return {"forward": forward_traffic(step, stage), "backward": backward_traffic(step, stage), "update": update}
 
-    def traffic(self, name: str) -> Traffic:
-        """Bytes a device of each kind of collective in a compiled task."""
+    def traffic(self, *names: str) -> Traffic:
+        """Bytes a device of each kind of collective in compiled tasks."""
         total: Traffic = Counter()
-        for one in self.found[name]:
+        for one in (one for name in names for one in self.found[name]):
             total[one.kind] += one.num_bytes
         return total
+
+    @property
+    def communication(self) -> float:
+        """Seconds beyond those of all products, evenly shared by the devices."""
+        flop = sum(
+            equation_flops(eqn)
+            for layer in self.step.layers
+            for program in (layer.forward, layer.backward)
+            for eqn in program.jaxpr.eqns
+            if eqn.primitive.name in HEAVY
+        )
+        return self.seconds - self.step.num_microbatches * flop / PRODUCTS.flops_32bit / self.stage.shape.num_devices
 
     def count(self, *names: str, over: int = 4) -> Counter[CollectiveKind]:
         """How many collectives of more than `over` bytes some compiled tasks have: a loss takes 4."""
@@ -105,7 +120,7 @@ class Planned:
         raise AssertionError(f"{name} belongs to no parameter")
 
 
-def planned(made: Traced, shape: MeshShape, restriction: Restriction = FREE, *, device: DeviceSpec = NO_COMPUTE) -> Planned:
+def planned(made: Traced, shape: MeshShape, restriction: Restriction = FREE, *, device: DeviceSpec = PRODUCTS) -> Planned:
     """The proved optimum."""
     found = restricted_optimum(made.step, prices_on(shape, device), restriction, remat=False)
     assert found.solution.lower_bound >= found.solution.objective * (1 - 1e-6), "the optimum is proved"

@@ -68,7 +68,7 @@ class Storage(enum.Enum):
 class Restriction:
     """What axis 0 and axis 1 may split, and how state is stored.
 
-    matrices: parameters that products, convolutions and lookups read; the others are whole where these are SPLIT (as ZeRO-3 does it)
+    matrices: parameters that products, convolutions and lookups read; where these must be split, the others are whole (SPLIT) or may be (ALL_AXES)
     batch:    inputs of a microbatch
     updates:  gradients and optimiser state while a parameter is updated; where SPLIT, gradients may be split before, too
     """
@@ -82,7 +82,8 @@ class Restriction:
     @property
     def vectors(self) -> Storage:
         """How the parameters are stored that are no matrices."""
-        return Storage.WHOLE if self.matrices is Storage.SPLIT else self.matrices
+        gentler = {Storage.SPLIT: Storage.WHOLE, Storage.ALL_AXES: Storage.AS_AXES}
+        return gentler.get(self.matrices, self.matrices)
 
     def permits(self, spec: Spec, kinds: Kinds) -> bool:
         """Whether a tensor whose dims are `kinds` may lie so."""
