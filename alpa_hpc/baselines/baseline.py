@@ -74,7 +74,7 @@ def baseline_restriction(baseline: Baseline, step: LayeredStep, shape: MeshShape
 def _rows_fault(restriction: Restriction, step: LayeredStep, shape: MeshShape) -> str:
     rows, parts = microbatch_rows(step), 1
     for size, use in zip(shape.sizes, restriction.axes, strict=True):
-        parts *= size if use in OF_BATCHES else 1
+        parts *= size if use in OF_BATCHES.split else 1
     return f"a microbatch has {rows} rows, expected a multiple of {parts}: so many devices share it" if rows % parts else ""
 
 

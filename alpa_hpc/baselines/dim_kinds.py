@@ -15,6 +15,7 @@ from functools import lru_cache
 from jax.extend.core import Var
 
 from alpa_hpc.baselines.roles import layer_roles
+from alpa_hpc.ir.graph import variables
 from alpa_hpc.ir.work import Layer, LayeredStep
 from alpa_hpc.sharding.dim_classes import layer_classes
 from alpa_hpc.sharding.strategies.dim_sets import Dim, DimSets, dims_of
@@ -65,8 +66,7 @@ def step_classes(step: LayeredStep) -> StepClasses:
         for value, dim in border:
             root = classes.find(dim)
             joined.join(root, seen.setdefault((value, dim[1]), root))
-        first_batch, first_input = len(layer.params), len(layer.params) + len(layer.batch)
-        rows = [(var, 0) for var in layer.forward.jaxpr.invars[first_batch:first_input] if shape_of(var)]
+        rows = [(var, 0) for var in batch_variables(layer)]
         for kind, dims in (
             (DimKind.BATCH, rows),
             (DimKind.EXPERT, roles.experts),
@@ -85,6 +85,13 @@ def border_variables(layer: Layer) -> list[tuple[int, Var]]:
     return [*arriving, *leaving]
 
 
+def batch_variables(layer: Layer) -> list[Var]:
+    """The batch inputs that have rows: all but scalars and the words of a key of random numbers."""
+    forward, first = layer.forward.jaxpr, len(layer.params)
+    keys = {atom for eqn in forward.eqns if eqn.primitive.name == "random_wrap" for atom in variables(eqn.invars)}
+    return [var for var in forward.invars[first : first + len(layer.batch)] if shape_of(var) and var not in keys]
+
+
 def microbatch_rows(step: LayeredStep) -> int:
     """Into how many parts a microbatch can be split at the most: the size of its first dim."""
-    return min((int(aval.shape[0]) for aval in step.batch_avals if aval.shape), default=1)
+    return min((shape_of(var)[0] for layer in step.layers for var in batch_variables(layer)), default=1)

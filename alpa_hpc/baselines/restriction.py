@@ -39,12 +39,22 @@ PERMITTED: Mapping[AxisUse, Kind] = {
     AxisUse.INNER_OR_TOKENS: frozenset({DimKind.INNER, DimKind.TOKEN}),
     AxisUse.BATCH_OR_EXPERTS: frozenset({DimKind.BATCH, DimKind.EXPERT}),
 }
-OF_BATCHES: Mapping[AxisUse, Kind] = {use: PERMITTED[use] for use in (AxisUse.BATCH, AxisUse.BATCH_OR_EXPERTS)}
-"""What an axis must split in each tensor with a batch dim."""
-OF_BORDERS: Mapping[AxisUse, Kind] = {AxisUse.INNER_OR_TOKENS: frozenset({DimKind.TOKEN})}
-"""What an axis must split in each value between layers that has it."""
-OF_EXPERTS: Mapping[AxisUse, Kind] = {AxisUse.BATCH_OR_EXPERTS: frozenset({DimKind.EXPERT})}
-"""What an axis must split in the experts' own matrices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """In a tensor that has a dim of kind `of`, an axis whose use is in `split` must split a dim of those kinds."""
+
+    of: DimKind
+    split: Mapping[AxisUse, Kind]
+
+
+OF_BATCHES = Demand(DimKind.BATCH, {use: PERMITTED[use] for use in (AxisUse.BATCH, AxisUse.BATCH_OR_EXPERTS)})
+"""Of activations."""
+OF_BORDERS = Demand(DimKind.TOKEN, {AxisUse.INNER_OR_TOKENS: frozenset({DimKind.TOKEN})})
+"""Of values between layers."""
+OF_EXPERTS = Demand(DimKind.EXPERT, {AxisUse.BATCH_OR_EXPERTS: frozenset({DimKind.EXPERT})})
+"""Of the experts' own matrices."""
 
 
 class Storage(enum.Enum):
@@ -68,7 +78,7 @@ class Storage(enum.Enum):
 class Restriction:
     """What axis 0 and axis 1 may split, and how state is stored.
 
-    matrices: parameters that products, convolutions and lookups read; where these must be split, the others are whole (SPLIT) or may be (ALL_AXES)
+    matrices: parameters that products, convolutions and lookups read; where they must be split, the others are whole (SPLIT) or may be
     batch:    inputs of a microbatch
     updates:  gradients and optimiser state while a parameter is updated; where SPLIT, gradients may be split before, too
     """
@@ -89,13 +99,10 @@ class Restriction:
         """Whether a tensor whose dims are `kinds` may lie so."""
         return all(kind in PERMITTED[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True) for axis in dim)
 
-    def splits(self, spec: Spec, kinds: Kinds, wide: Sequence[int], needed: Mapping[AxisUse, Kind]) -> bool:
-        """Whether each axis in `wide` (those of several devices) splits a dim that its use needs split, if the tensor has one."""
-        return all(
-            any(axis in dim and kind in needed[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True))
-            for axis in wide
-            if self.axes[axis] in needed and not needed[self.axes[axis]].isdisjoint(kinds)
-        )
+    def splits(self, spec: Spec, kinds: Kinds, wide: Sequence[int], demand: Demand) -> bool:
+        """Whether a tensor whose dims are `kinds` meets a demand on the axes in `wide` (those of several devices)."""
+        needed = [(axis, demand.split[self.axes[axis]]) for axis in wide if self.axes[axis] in demand.split and demand.of in kinds]
+        return all(any(axis in dim and kind in some for dim, kind in zip(spec.dims, kinds, strict=True)) for axis, some in needed)
 
 
 FREE = Restriction("free", (AxisUse.ANY, AxisUse.ANY))

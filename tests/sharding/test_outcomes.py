@@ -46,7 +46,7 @@ def step_of(
     """One training step of mean squares, traced from shapes."""
 
     def step(state: Any, batch: Any) -> Any:
-        value, gradients = value_and_grad(lambda p, b: jnp.mean(jnp.square(apply(p, b["x"]))))(state["params"], batch)
+        value, gradients = value_and_grad(lambda p, b: jnp.mean(jnp.square(apply(p, b))))(state["params"], batch["x"])
         updates, inner = optimiser.update(gradients, state["optimiser"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "optimiser": inner}, {"loss": value}
 

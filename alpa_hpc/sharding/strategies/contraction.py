@@ -40,7 +40,7 @@ def is_batched(eqn: JaxprEqn) -> bool:
 
 
 def splits_batch_alone(eqn: JaxprEqn) -> bool:
-    """Whether a product has at least as many elements in its batch as its shortest loop (rows, columns, contracted) has steps.
+    """Whether a product has more elements in its batch than its shortest loop (rows, columns, contracted) has steps.
 
     Splitting the batch moves nothing, and there is more of it than of that loop: so it is in attention, whose shortest loop is the head
     size. Splitting inside such products would move more than it saves, and square the number of specs that the tensors around can have.
@@ -51,7 +51,7 @@ def splits_batch_alone(eqn: JaxprEqn) -> bool:
     count, steps = prod(left[d] for d in batch), prod(left[d] for d in contract)
     rows = prod(left) // max(count * steps, 1)
     columns = prod(right[d] for d in range(len(right)) if d not in right_batch) // max(steps, 1)
-    return count > 1 and count >= min(steps, rows, columns)
+    return count > max(1, min(steps, rows, columns))
 
 
 def ragged_dot_rule(eqn: JaxprEqn) -> OpRule:
