@@ -4,6 +4,7 @@ Seconds are those of collectives alone, by our formulas. A plan of the original'
 optimum is never dearer than it, and what compiles is what was planned.
 """
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -21,6 +22,8 @@ from alpa_hpc.baselines.restriction import BATCH_ON_AXIS_0, Restriction
 from alpa_hpc.cluster import collectives
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.grad import value_and_grad
+from alpa_hpc.ir.reference import reference_step
+from alpa_hpc.runtime.session import in_process_session
 from alpa_hpc.sharding.hlo import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
 from tests.compiled import LINK, Planned, Traced, assert_compiles_as_planned, planned, traced
@@ -36,21 +39,24 @@ def reduced(*shape: int, size: int = 4) -> float:
     return collectives.all_reduce(LINK, size, 4.0 * prod(shape))
 
 
-def step_of(
-    apply: Callable[[Any, jax.Array], jax.Array],
-    params: Any,
-    rows: tuple[int, ...],
-    optimiser: optax.GradientTransformation,
-    num_layers: int = 1,
-) -> Traced:
-    """One training step of mean squares, traced from shapes."""
+Apply = Callable[[Any, jax.Array], jax.Array]
+
+
+def step_with(apply: Apply, optimiser: optax.GradientTransformation) -> Callable[[Any, Any], Any]:
+    """A training step of mean squares of `apply(params, x)`."""
 
     def step(state: Any, batch: Any) -> Any:
-        value, gradients = value_and_grad(lambda p, b: jnp.mean(jnp.square(apply(p, b))))(state["params"], batch["x"])
+        value, gradients = value_and_grad(lambda p, b: jnp.mean(jnp.square(apply(p, b["x"]))))(state["params"], batch)
         updates, inner = optimiser.update(gradients, state["optimiser"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "optimiser": inner}, {"loss": value}
 
-    return traced(step, {"params": params, "optimiser": optimiser.init(params)}, {"x": np.zeros(rows, np.float32)}, num_layers=num_layers)
+    return step
+
+
+def step_of(apply: Apply, params: Any, rows: tuple[int, ...], optimiser: optax.GradientTransformation, num_layers: int = 1) -> Traced:
+    """The same, traced from shapes."""
+    state = {"params": params, "optimiser": optimiser.init(params)}
+    return traced(step_with(apply, optimiser), state, {"x": np.zeros(rows, np.float32)}, num_layers=num_layers)
 
 
 def sizes_of(made: Traced) -> list[int]:
@@ -222,3 +228,55 @@ def test_a_batch_of_one_forced_on_an_axis_of_one_device_is_model_parallel() -> N
     made = planned(encoder(128, 1, 8), LINE, BATCH_ON_AXIS_0)
     assert made.communication <= 7 * reduced(1, 8, 128) * (1 + 1e-3)
     assert_compiles_as_planned(made)
+
+
+# ---- several microbatches
+
+
+@pytest.mark.parametrize("baseline", [Baseline.DATA, Baseline.ZERO_2])
+def test_gradients_of_two_microbatches_are_summed_once_and_train_as_one_device_does(baseline: Baseline) -> None:
+    """No collective the size of a gradient in forward and backward; one all-reduce, or its two halves, in the update."""
+    optimiser = optax.sgd(0.5)
+    state = {"params": jax.tree.map(lambda x: 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), dense_params(16, 2))}
+    state["optimiser"] = optimiser.init(state["params"])
+    batch = {"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}
+    one = traced(step_with(dense, optimiser), state, batch, num_microbatches=2)
+    made = restricted(one, baseline, LINE)
+    assert made.count("forward", "backward") == {}
+    assert set(made.count("update")) == ({AR} if baseline is Baseline.DATA else {RS, AG})
+    leaves = dict(enumerate(map(np.asarray, jax.tree.leaves(state))))
+    session = in_process_session(made.assembly, one.traced, [range(4)], leaves)
+    session.train(batch)
+    expected, _ = reference_step(one.traced, state, batch)
+    for found, wanted, before in zip(session.whole_state().values(), jax.tree.leaves(expected), leaves.values(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=5e-4, atol=1e-6)
+        assert not np.array_equal(wanted, before)
+
+
+def test_a_session_that_is_let_go_leaves_nothing_on_the_devices() -> None:
+    state = {"params": dense_params(8, 2), "optimiser": (optax.EmptyState(), optax.EmptyState())}
+    batch = {"x": np.ones((8, 8), np.float32)}
+    one = traced(step_with(dense, optax.sgd(0.5)), state, batch, num_microbatches=2)
+    leaves = dict(enumerate(map(np.asarray, jax.tree.leaves(state))))
+    made = restricted(one, Baseline.ZERO_2, FLAT)
+    before = {id(x) for x in jax.live_arrays()}
+    session = in_process_session(made.assembly, one.traced, [range(4)], leaves)
+    for _ in range(2):
+        session.train(batch)
+    held = [x for x in jax.live_arrays() if id(x) not in before]
+    assert len(held) == len(leaves), "the state, and nothing of an iteration"
+    del held, session
+    gc.collect()
+    assert not [x for x in jax.live_arrays() if id(x) not in before]
+
+
+# ---- a split that is given
+
+
+def test_tiles_of_a_given_split_on_a_grid() -> None:
+    """By rows over axis 0, by columns over axis 1, by both; and the rows of a microbatch, half of a batch of 64, over axis 0."""
+    by_rows, by_columns = Spec(((0,), ())), Spec(((), (1,)))
+    assert by_columns.local_shape((6, 4), GRID) == (6, 2)
+    assert by_rows.local_shape((6, 4), GRID) == (3, 4)
+    assert Spec(((0,), (1,))).local_shape((6, 4), GRID) == (3, 2)
+    assert by_rows.local_shape((64 // 2, 6), GRID) == (16, 6)
