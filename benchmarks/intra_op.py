@@ -221,22 +221,26 @@ def with_measurements(setting: Setting, made: Prepared, plans: Sequence[Priced],
     for one in running * 2:  # the first steps are slow
         one.step()
     rounds = [[one.step() for one in running] for _ in range(repeats)]
-    rows: dict[str, Any] = {}
     print(
-        f"{'':20}{'mesh':>6}{'predicted ms':>14}{'measured ms (quartiles)':>27}{'/ ours':>8}{'MB':>7}  compiled kB a device and iteration"
+        f"{'':20}{'mesh':>6}{'predicted ms':>14}{'measured ms':>13}{'/ ours (quartiles)':>22}{'MB':>7}  compiled kB a device, an iteration"
     )
-    for place, one in enumerate(running):
-        seconds = [turn[place] for turn in rounds]
-        low, middle, high = statistics.quantiles(seconds, n=4)
-        ratio = statistics.median(turn[place] / turn[0] for turn in rounds)
-        kinds = ", ".join(f"{kind} {num_bytes / 1e3:.0f}" for kind, num_bytes in one.traffic.items())
-        plan, measured = one.plan, f"{middle * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f})"
-        print(
-            f"{plan.name:20}{plan.words:>6}{plan.seconds * 1e3:14.1f}{measured:>27}{ratio:8.2f}{plan.num_bytes / 1e6:7.1f}  {kinds}",
-            flush=True,
-        )
-        rows[plan.name] = summary(plan) | {"measured": [low, middle, high], "over_ours": ratio, "compiled_bytes": one.traffic}
+    rows = {one.plan.name: timed(one, [(turn[place], turn[0]) for turn in rounds]) for place, one in enumerate(running)}
+    faster = [name for name, row in rows.items() if row["over_ours"][2] < 1]
+    print(f"faster than ours beyond noise (three in four turns): {', '.join(faster) or 'none'}")
     return rows
+
+
+def timed(one: Running, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Print and give a plan's row; `pairs` = its seconds in each turn, and ours in the same."""
+    low, middle, high = statistics.quantiles([seconds / ours for seconds, ours in pairs], n=4)
+    measured = statistics.quantiles([seconds for seconds, _ in pairs], n=4)
+    kinds = ", ".join(f"{kind} {num_bytes / 1e3:.0f}" for kind, num_bytes in one.traffic.items())
+    plan, ratio = one.plan, f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    print(
+        f"{plan.name:20}{plan.words:>6}{plan.seconds * 1e3:14.1f}{measured[1] * 1e3:13.1f}{ratio:>22}{plan.num_bytes / 1e6:7.1f}  {kinds}",
+        flush=True,
+    )
+    return summary(plan) | {"measured": measured, "over_ours": [low, middle, high], "compiled_bytes": one.traffic}
 
 
 def compiled(setting: Setting, made: Prepared, plan: Priced) -> Running:

@@ -180,7 +180,7 @@ def bert(heads: int) -> Callable[[Any, jax.Array], jax.Array]:
         return centred * lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + 1e-5) * scale + shift
 
     def attention(layer: Params, x: jax.Array) -> jax.Array:
-        batch, length, hidden = x.shape
+        hidden = x.shape[-1]
         split = (heads, hidden // heads, 3)
         qkv = jnp.einsum("bsh,hndk->bsndk", x, layer["qkv"].reshape(hidden, *split)) + layer["qkv_bias"].reshape(split)
         q, k, v = (qkv[..., i] for i in range(3))
