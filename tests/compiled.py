@@ -27,6 +27,7 @@ from alpa_hpc.sharding.hlo import Collective, CollectiveKind, collectives
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.spec import Spec
 from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient_traffic, hand_out_traffic
+from tests.random_plans import QUICK
 
 LINK = Link(1e9, 1e-6)
 NO_COMPUTE = DeviceSpec("no compute", 1 << 40, 1e30, 1e30, 1e30, 1.0)
@@ -72,8 +73,8 @@ class Planned:
         """The collectives of each compiled task; none in those that are left out."""
         shape = self.stage.shape
         mesh = Mesh(np.array(jax.devices()[: shape.num_devices]).reshape(shape.sizes), ("x", "y"))
-        tasks = self.assembly.tasks(0)
-        return {name: collectives(compile_task(tasks[name], mesh).as_text() or "") for name in WORKING}
+        tasks = self.assembly.tasks(0)  # compiled without the passes behind HLO, which leave its collectives as they are
+        return {name: collectives(compile_task(tasks[name], mesh, QUICK).as_text() or "") for name in WORKING}
 
     @cached_property
     def predicted(self) -> Mapping[str, Traffic]:
