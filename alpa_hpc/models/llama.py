@@ -99,14 +99,17 @@ class Llama:
         return cross_entropy(logits, tokens[:, 1:])
 
     def _attention(self, block: Params, x: jax.Array) -> jax.Array:
-        """Letters: b batch, s and t positions, k heads of keys and values, g queries that share one, d dims of a head, h hidden."""
+        """Letters: b batch, s and t positions, k heads of keys and values, g queries that share one, d dims of a head, h hidden.
+
+        Dims are in the order in which products leave them, so that nothing as large as the scores is ever transposed.
+        """
         query, key, value, out = (block[name].astype(x.dtype) for name in ("query", "key", "value", "out"))
         queries = rotated(jnp.einsum("bsh,hkgd->bskgd", x, query), self.rotary_base)
         keys = rotated(jnp.einsum("bth,hkd->btkd", x, key), self.rotary_base)
         values = jnp.einsum("bth,hkd->btkd", x, value)
-        scores = jnp.einsum("bskgd,btkd->bkgst", queries, keys).astype(jnp.float32) / math.sqrt(self.head_size)
-        mixed = jnp.einsum("bkgst,btkd->bskgd", causal_softmax(scores).astype(x.dtype), values)
-        return jnp.einsum("bskgd,kgdh->bsh", mixed, out)
+        scores = jnp.einsum("bskgd,btkd->bksgt", queries, keys).astype(jnp.float32) / math.sqrt(self.head_size)
+        mixed = jnp.einsum("bksgt,btkd->bksgd", causal_softmax(scores, queries=-3).astype(x.dtype), values)
+        return jnp.einsum("bksgd,kgdh->bsh", mixed, out)
 
     def num_params(self) -> int:
         """L * (2 H^2 + 2 H K D + 3 H W + 2 H) + 2 V H + H, K heads of keys and values of D dims, W the network's width."""

@@ -70,10 +70,10 @@ def mlp(block: Params, x: jax.Array) -> jax.Array:
     return lax.dot_general(jax.nn.gelu(up), block["down"].astype(x.dtype), (((2,), (0,)), ((), ()))) + block["down_bias"].astype(x.dtype)
 
 
-def causal_softmax(scores: jax.Array) -> jax.Array:
-    """Softmax over the last dim of scores [..., queries, keys], each query seeing the keys up to its own position."""
-    shape = scores.shape[-2:]
-    visible = lax.broadcasted_iota(jnp.int32, shape, 0) >= lax.broadcasted_iota(jnp.int32, shape, 1)
+def causal_softmax(scores: jax.Array, queries: int = -2) -> jax.Array:
+    """Softmax over the last dim, keys; each query (along dim `queries`) sees the keys up to its own position."""
+    shape = (scores.shape[queries], *(1,) * (-queries - 2), scores.shape[-1])
+    visible = lax.broadcasted_iota(jnp.int32, shape, 0) >= lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
     return softmax(jnp.where(visible, scores, -1e9))
 
 
