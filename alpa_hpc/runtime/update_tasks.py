@@ -5,6 +5,8 @@ The update is where each parameter's gradient is summed over the mesh (one reduc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +46,15 @@ def merged_layouts(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param:
 
 
 def summed(stage: Stage, param: int, parts: Sequence[jax.Array], place: Place) -> jax.Array:
-    """A gradient summed over the mesh and over its readers, as `partial_spec` says."""
+    """A gradient summed over the mesh and over its readers, as `partial_spec` says: those that lie alike are exchanged as one."""
     target = partial_spec(stage, param)
-    readers = stage.readers(param)
-    total: jax.Array | None = None
-    for position, part in enumerate(parts):
-        here = reshard(part, gradient_spec(readers[position], param), target, place) if position < len(readers) else part
-        total = here if total is None else total + here
-    assert total is not None, f"parameter {param} has no gradient"
-    return total
+    specs = [gradient_spec(reader, param) for reader in stage.readers(param)]
+    alike: dict[Spec, list[jax.Array]] = {}
+    for spec, part in zip(specs, parts, strict=False):
+        alike.setdefault(spec, []).append(part)
+    here = [reshard(reduce(add, some), spec, target, place) for spec, some in alike.items()]
+    assert parts, f"parameter {param} has no gradient"
+    return reduce(add, (*here, *parts[len(specs) :]))
 
 
 def reduce_task(step: LayeredStep, stage: Stage, param: int) -> StageTask:
@@ -218,7 +220,8 @@ def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeline
 
     outputs = (*leaves.values(), *metrics)
     inputs = (*gradients, *leaves.values(), *totals, *scalars)
-    return StageTask("update", function, inputs, outputs, tuple(range(len(gradients) + len(leaves))))
+    first, stop = len(gradients), len(gradients) + len(leaves)
+    return StageTask("update", function, inputs, outputs, (*range(first, stop), *range(first)))  # a leaf goes where it was
 
 
 def _update_param(stage: Stage, param: int, gradient: jax.Array, state: Arrays, rates: Sequence[jax.Array], place: Place) -> Arrays:

@@ -1,7 +1,7 @@
 """LayerProblem + choices -> what one device computes: the layer's equations on tiles, with exactly the collectives that were priced.
 
 Everything here is traced inside `shard_map` (all axes manual), so XLA inserts no collective of its own: each resharding edge is the steps
-of `reshard_steps`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
+of `reshard_moves`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
 from alpa_hpc.ir.graph import aval_of, constants_of
-from alpa_hpc.sharding.assignment import EquationPlan, making
+from alpa_hpc.sharding.assignment import EquationPlan, combined_axes, making
 from alpa_hpc.sharding.build import LayerProblem, Program
 from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.localise import run_local
 from alpa_hpc.sharding.place import Place
-from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, MaskFirst, ReduceScatter, Slice, Step, reshard_steps
+from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, MaskFirst, Move, ReduceScatter, Slice, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.strategies.registry import rule_of, whole_rule
 from alpa_hpc.sharding.strategies.rule import Combine
@@ -39,22 +39,21 @@ class ChosenLayer:
 
 def reshard(x: jax.Array, source: Spec, target: Spec, place: Place) -> jax.Array:
     """Bring this device's tile from `source` to `target`."""
-    for step in reshard_steps(source, target):
-        if place.shape.sizes[step.axis] > 1:
-            x = run_step(x, step, place)
+    for move in reshard_moves(source, target, place.shape):
+        x = run_move(x, move, place)
     return x
 
 
-def run_step(x: jax.Array, step: Step, place: Place) -> jax.Array:
+def run_move(x: jax.Array, move: Move, place: Place) -> jax.Array:
     """One collective, or one local cut."""
-    match step:
+    match move.steps[0]:
         case Slice(axis, dim):
             size = x.shape[dim] // place.shape.sizes[axis]
             return lax.dynamic_slice_in_dim(x, place.collectives.index(axis) * size, size, axis=dim)
         case AllGather(axis, dim):
             return place.collectives.all_gather(x, axis, dim)
-        case AllReduce(axis):
-            return place.collectives.all_reduce(x, axis, Combine.SUM)
+        case AllReduce():
+            return place.collectives.all_reduce(x, move.axes, Combine.SUM)
         case ReduceScatter(axis, dim):
             return place.collectives.reduce_scatter(x, axis, dim)
         case AllToAll(axis, source, target):
@@ -113,21 +112,33 @@ def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.A
         if tensor >= 0:
             tiles.put(tensor, chosen.spec(tensor), value)
     _put_constants(program, tiles)
-    for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):
-        if eqn.primitive.name == "optimization_barrier":
-            _barrier(record.operands, tiles, chosen)
-        elif record.node == FREE:
-            tiles.free.update((tensor, _Free(eqn, record, position)) for position, tensor in enumerate(record.results))
-        else:
-            _run_equation(eqn, record, tiles)
+    title = program_title(chosen.problem, program)
+    for number in range(len(program.records)):
+        with jax.named_scope(f"layer{chosen.problem.layer.index}.{title}.{number}"):  # XLA remembers it: `verify` names it for people
+            _run_equation(program, number, tiles)
     return [_output(program, position, tiles, chosen) for position in range(len(program.outputs))]
 
 
-def _run_equation(eqn: JaxprEqn, record: EquationRecord, tiles: _Tiles) -> None:
-    plan = record.plans[tiles.chosen.choices[record.node]]
+def program_title(problem: LayerProblem, program: Program) -> str:
+    """The name of one of a layer's programs: forward, backward, partials_P or update_P of parameter P."""
+    titles = {id(problem.forward): "forward", id(problem.backward): "backward"}
+    for update in problem.updates:
+        titles |= {id(update.partials): f"partials_{update.work.param}", id(update.update): f"update_{update.work.param}"}
+    return titles[id(program)]
+
+
+def _run_equation(program: Program, number: int, tiles: _Tiles) -> None:
+    eqn, record, chosen = program.jaxpr.jaxpr.eqns[number], program.records[number], tiles.chosen
+    if eqn.primitive.name == "optimization_barrier":
+        _barrier(record.operands, tiles, chosen)
+        return
+    if record.node == FREE:
+        tiles.free.update((tensor, _Free(eqn, record, position)) for position, tensor in enumerate(record.results))
+        return
+    plan = record.plans[chosen.choices[record.node]]
     results = run_local(eqn, plan, tiles.read(eqn, record, plan), tiles.place)
     for position, (tensor, value) in enumerate(zip(record.results, results, strict=True)):
-        spec = tiles.chosen.spec(tensor)
+        spec = chosen.spec(tensor)
         tiles.put(tensor, spec, _finish(value, plan, position, spec, tiles.place))
 
 
@@ -152,9 +163,8 @@ def _barrier(tensors: tuple[int, ...], tiles: _Tiles, chosen: ChosenLayer) -> No
 
 
 def _finish(value: jax.Array, plan: EquationPlan, position: int, spec: Spec, place: Place) -> jax.Array:
-    for axis, combine in plan.combined:
-        if place.shape.sizes[axis] > 1:
-            value = place.collectives.all_reduce(value, axis, combine)
+    for combine, axes in combined_axes(plan, place.shape).items():
+        value = place.collectives.all_reduce(value, axes, combine)
     return reshard(value, plan.raw[position], spec, place)
 
 

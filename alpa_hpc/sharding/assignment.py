@@ -30,6 +30,15 @@ class EquationPlan:
     split: int
 
 
+def combined_axes(plan: EquationPlan, mesh: MeshShape) -> dict[Combine, tuple[int, ...]]:
+    """The axes of more than one device over which a plan joins results at once: one collective for each way to join."""
+    found: dict[Combine, tuple[int, ...]] = {}
+    for axis, combine in plan.combined:
+        if mesh.sizes[axis] > 1:
+            found[combine] = (*found.get(combine, ()), axis)
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTable:
     """The plans an equation chooses from, and the same by columns: `operands[i][k]` = spec of operand i in plan k, likewise for results.

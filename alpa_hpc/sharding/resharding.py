@@ -1,12 +1,15 @@
 """Resharding: from one spec to another on the same mesh, as the collectives that are really run (paper, Table 2).
 
-`reshard_steps` is the single source: the cost model prices these steps and `apply.py` executes them, one collective a step.
+`reshard_steps` is the single source: the cost model prices these steps and `apply.py` executes them, one collective a move.
 """
 
+import enum
 from dataclasses import dataclass
 from functools import cache
+from typing import assert_never
 
 from alpa_hpc.cluster import collectives
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.cluster.mesh import LogicalMesh
 from alpa_hpc.sharding.spec import AXES, Spec
 
@@ -59,6 +62,79 @@ class MaskFirst:
 
 
 Step = Slice | AllGather | AllReduce | ReduceScatter | AllToAll | MaskFirst
+LocalStep = Slice | MaskFirst  # what a device does by itself
+
+
+class CollectiveKind(enum.Enum):
+    """What devices do together, by the opcodes of HLO."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
+    COLLECTIVE_PERMUTE = "collective-permute"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A kind of collective among the devices that differ only in their places on `axes` of the mesh."""
+
+    kind: CollectiveKind
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Steps that run as one, and the specs before and after: all-reduces in a row are one over all their axes."""
+
+    steps: tuple[Step, ...]
+    before: Spec
+    after: Spec
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every device does it by itself."""
+        return isinstance(self.steps[0], LocalStep)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The mesh axes along which devices take part."""
+        return tuple(sorted(step.axis for step in self.steps))
+
+    @property
+    def lane(self) -> Lane:
+        """The collective."""
+        match self.steps[0]:
+            case AllReduce():
+                kind = CollectiveKind.ALL_REDUCE
+            case AllGather():
+                kind = CollectiveKind.ALL_GATHER
+            case ReduceScatter():
+                kind = CollectiveKind.REDUCE_SCATTER
+            case AllToAll():
+                kind = CollectiveKind.ALL_TO_ALL
+            case Slice() | MaskFirst():
+                raise AssertionError(f"{self.steps[0]} is no collective")
+            case other:
+                assert_never(other)
+        return Lane(kind, self.axes)
+
+
+@cache
+def reshard_moves(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Move, ...]:
+    """`reshard_steps` as a mesh of this shape runs them: without those along axes of one device, where there is nothing to do."""
+    moves: list[Move] = []
+    spec = source
+    for step in reshard_steps(source, target):
+        before, spec = spec, after_step(spec, step)
+        if mesh.sizes[step.axis] == 1:
+            continue
+        if moves and isinstance(step, AllReduce) and isinstance(moves[-1].steps[-1], AllReduce):
+            last = moves.pop()
+            moves.append(Move((*last.steps, step), last.before, spec))
+        else:
+            moves.append(Move((step,), before, spec))
+    return tuple(moves)
 
 
 @cache

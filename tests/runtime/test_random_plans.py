@@ -21,7 +21,7 @@ from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.sharding import apply
 from alpa_hpc.sharding.place import Place
-from alpa_hpc.sharding.resharding import AllReduce, Step
+from alpa_hpc.sharding.resharding import AllReduce, Move
 from alpa_hpc.training.step import build_train_step
 from tests.random_plans import (
     QUICK,
@@ -182,17 +182,17 @@ def differs(family: Family, plan: Plan, **mutated: Any) -> bool:
 def test_a_dropped_psum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     family, plan = mlp(), Plan((Variant(0, 4, (2, 2), False, 11),), 2)
     assert not differs(family, plan)
-    run_step = apply.run_step
-    dropped: list[Step] = []
+    run_move = apply.run_move
+    dropped: list[Move] = []
 
-    def without_one(x: jax.Array, step: Step, place: Place) -> jax.Array:
-        if isinstance(step, AllReduce) and not dropped:
-            dropped.append(step)
+    def without_one(x: jax.Array, move: Move, place: Place) -> jax.Array:
+        if isinstance(move.steps[0], AllReduce) and not dropped:
+            dropped.append(move)
             return x
-        return run_step(x, step, place)
+        return run_move(x, move, place)
 
     assembly = family.assembly(plan)
-    monkeypatch.setattr(apply, "run_step", without_one)
+    monkeypatch.setattr(apply, "run_move", without_one)
     tasks = {name: compile_task(task, plan.stages[0].mesh, QUICK) for name, task in assembly.tasks(0).items()}
     assert len(dropped) == 1
     assert differs(family, plan, tasks=[tasks])

@@ -118,7 +118,7 @@ def _unfinished(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array]
         assert made.dtype == aval_of(var).dtype, (plan, made.dtype)
         value = made
         for axis, combine in plan.combined:
-            value = place.collectives.all_reduce(value, axis, combine)
+            value = place.collectives.all_reduce(value, (axis,), combine)
         results.append(value.reshape((1,) * len(raw.partial) + value.shape))
     return results
 

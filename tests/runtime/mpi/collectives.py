@@ -23,7 +23,7 @@ Values = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 COLLECTIVES: Mapping[str, Callable[[AbstractCollectives, jax.Array], jax.Array]] = {
     "reduce_scatter": lambda collectives, x: collectives.reduce_scatter(x, 0, 0),
     "reduce_scatter of the last dim": lambda collectives, x: collectives.reduce_scatter(x, 0, x.ndim - 1),
-    "all_reduce": lambda collectives, x: collectives.all_reduce(x, 0, Combine.SUM),
+    "all_reduce": lambda collectives, x: collectives.all_reduce(x, (0,), Combine.SUM),
     "all_gather": lambda collectives, x: collectives.all_gather(x, 0, 0),
     "all_to_all": lambda collectives, x: collectives.all_to_all(x, 0, x.ndim - 1, 0),
 }
