@@ -8,6 +8,7 @@ metrics = training.step(batch)               # trains in place: the state lives 
 state = training.state()                     # a copy, whole, on the host
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice, SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
+from alpa_hpc.verify.plan import check_plan_code
+from alpa_hpc.verify.target import check_compiler
 
 Step = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]  # (state, batch) -> (new state, metrics), with one value_and_grad
 
@@ -164,12 +167,22 @@ class ParallelTraining:
 
 
 def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind) -> ParallelPlan:
-    """The paper's Algorithm 1 with analytic costs, in this process. Raises InfeasibleError where nothing fits."""
+    """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, it warns.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        ConfigError: `search.check_target` asks for code that this installation cannot compile.
+    """
+    check_compiler(search.check_target)
     pricer = StagePricer(step, cluster)
     table = with_exact_memory(pricer, pricer.price(find_candidates(step, cluster, search)), cluster, search)
     partitions = best_partitions(table, cluster, step, search)
     simulated = [simulate_partition(pricer, one, SCHEDULES[schedule], analytic_seconds(pricer)) for one in partitions]
-    return make_plan(step, pick(simulated, cluster), cluster, schedule)
+    chosen = pick(simulated, cluster)
+    plan = make_plan(step, chosen, cluster, schedule)
+    for text in check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target).mismatches:
+        warnings.warn(f"the compiled code is not as planned: {text}", stacklevel=2)
+    return plan
 
 
 def explain_plan(plan: ParallelPlan, cluster: ClusterSpec) -> str:

@@ -43,6 +43,8 @@ from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
 from alpa_hpc.training.prepare import Prepared, without_cycle_collection
+from alpa_hpc.verify.plan import check_plan_code
+from alpa_hpc.verify.target import check_compiler, prepare_target
 
 IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
 
@@ -93,6 +95,7 @@ def launcher_for(config: ExperimentConfig) -> Launcher:
 
 def check_run(config: ExperimentConfig, launcher: Launcher) -> None:
     """Refuse before anything is submitted: what cannot start, a model that cannot be traced or cut, or that fits on no candidate."""
+    check_compiler(config.search.check_target)
     if config.launcher.kind is LauncherKind.INPROCESS:
         use_site(config.site)
         jax.config.update("jax_num_cpu_devices", config.cluster.num_devices)
@@ -114,6 +117,7 @@ def plan_run(paths: RunPaths) -> None:
     watch = Stopwatch({"import": IMPORT_SECONDS})
     config = load_config(paths.config)
     launcher = launcher_for(config)
+    prepare_target(config.search.check_target, config.cluster.num_devices)
     made = prepared(config, watch.time)
     plan, record = plan_experiment(config, made, paths, launcher, watch)
     write_text(paths.plan, plan_to_json(plan))
@@ -122,6 +126,7 @@ def plan_run(paths: RunPaths) -> None:
     document = planning_document(record, made.step, watch.seconds, flop, os.cpu_count() or 1)
     write_json(paths.planning, {**fingerprint(config, plan), **document})
     store_result(config, paths)
+    sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in record.checked.mismatches))
     sys.stderr.write(f"planned: {chosen_words(document)}\n")
     if config.mode is Mode.FULL:
         launcher.planned(paths)
@@ -146,7 +151,10 @@ def plan_experiment(
     chosen = pick(simulated, cluster)
     with without_cycle_collection():  # programs are millions of small objects: to look for cycles is 60 % of emission (measured)
         plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
-    return plan, PlanningRecord(candidates, pricer, refinement, simulated, chosen, seconds_of, profiler.num_new, profiler.num_reused)
+    submeshes = [stage.submesh for stage in plan.stages]
+    checked = watch.time("check", lambda: check_plan_code(chosen.assembly, submeshes, search.check_target))
+    counts = profiler.num_new, profiler.num_reused
+    return plan, PlanningRecord(candidates, pricer, refinement, simulated, chosen, seconds_of, *counts, checked)
 
 
 def refine(config: ExperimentConfig, pricer: StagePricer, table: CostTable, profiler: StoreProfiler) -> Refinement:

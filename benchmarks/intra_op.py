@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from alpa_hpc.sharding.hlo import collectives
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -42,7 +43,6 @@ from alpa_hpc.runtime.execute import prepare as ready
 from alpa_hpc.runtime.instructions import Buffer, Run
 from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.transport import in_process_transports
-from alpa_hpc.sharding.hlo import collectives
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.training.data import Split, SyntheticBatches

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from alpa_hpc.sharding.hlo import Collective, CollectiveKind, collectives
 from jax.sharding import Mesh
+from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient_traffic, hand_out_traffic
 
 from alpa_hpc.baselines.optimum import restricted_optimum
 from alpa_hpc.baselines.restriction import FREE, Restriction
@@ -23,10 +25,8 @@ from alpa_hpc.runtime.assemble import Assembly, assemble
 from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.runtime.tasks import compile_task
-from alpa_hpc.sharding.hlo import Collective, CollectiveKind, collectives
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.spec import Spec
-from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient_traffic, hand_out_traffic
 from tests.random_plans import QUICK
 
 LINK = Link(1e9, 1e-6)

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from alpa_hpc.config import compose_experiment
-from alpa_hpc.errors import TraceError
+from alpa_hpc.errors import ConfigError, TraceError
 from alpa_hpc.experiment import run
+from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.training.metrics import read_metrics
+from alpa_hpc.verify import target
 
 SMALL = ["cluster.num_nodes=1", "cluster.devices_per_node=1", "layers.num_layers=1", "schedule.num_microbatches=1", "training.batch_size=2"]
 TINY = [*SMALL, "model.num_layers=1", "model.hidden=16", "model.vocab=256", "model.sequence=8", "profiling=analytic"]
@@ -49,3 +52,22 @@ def test_a_training_that_goes_astray_stops_and_says_so(tmp_path: Path) -> None:
     assert "the loss is nan at step 2" in training.message
     assert [line["step"] for line in read_metrics(paths.metrics)] == [1, 2]
     assert not paths.training.exists()
+
+
+def test_the_chosen_stages_are_compiled_and_compared_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(jax.devices()) >= 4  # and jax has started: planning must do with the devices that there are
+    four = ["cluster.devices_per_node=4", "training.batch_size=8", "search.check_target=cpu", "mode=plan", f"runs={tmp_path}"]
+    paths = RunPaths(run(compose_experiment("quickstart", [*TINY, *four])))
+    check = read_json(paths.result)["planning"]["check"]
+    assert check["target"] == "cpu" and check["mismatches"] == []
+    assert {row["task"] for row in check["tasks"]} >= {"forward", "backward", "partials", "update"}
+    exchanges = [one for row in check["tasks"] for one in row["collectives"]]
+    assert exchanges and all(one["planned_bytes"] == one["compiled_bytes"] > 0 for one in exchanges)
+    assert "checked against code for cpu: planned / compiled bytes" in capsys.readouterr().out
+
+
+def test_a_check_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "PLUGINS", ())
+    with pytest.raises(ConfigError, match=r"pip install '\.\[gpu-check\]'"):
+        run(compose_experiment("quickstart", [*TINY, "search.check_target=h100", "mode=plan", f"runs={tmp_path}"]))
+    assert not (tmp_path / "quickstart").exists()

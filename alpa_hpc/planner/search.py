@@ -16,7 +16,6 @@ from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.breakdown import NO_SECONDS, StageSeconds, layer_seconds
 from alpa_hpc.sharding.stage import layer_content
-from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
 from alpa_hpc.stages.candidate import CandidateOptions, StageCandidate, balanced, enumerate_candidates
@@ -35,14 +34,18 @@ SecondsOf = Callable[[StageChoice, Stage], StageSeconds]  # what a stage's tasks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedPlan:
-    """A partition with its strategies, programs and predicted timeline. `stage_bytes` = peak bytes a device of each stage."""
+    """A partition with its strategies, programs and predicted timeline."""
 
     partition: StagePartition
     stages: tuple[Stage, ...]
     devices: tuple[tuple[int, ...], ...]
     assembly: Assembly
     timeline: Timeline
-    stage_bytes: tuple[int, ...]
+
+    @property
+    def stage_bytes(self) -> tuple[int, ...]:
+        """Peak bytes a device of each stage."""
+        return self.timeline.peak_bytes
 
 
 def find_candidates(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> tuple[StageCandidate, ...]:
@@ -91,8 +94,7 @@ def simulate_stages(
         prices = pricer.solver(choice.submesh, choice.option.shape, remat=choice.option.remat).prices
         priced.append(PricedStage(ids, prices, seconds_of(choice, stage)))
     timeline = predict(assembly, priced, pricer.cluster)
-    peaks = tuple(int(peak + chosen_workspace(stage.layers, stage.shape)) for peak, stage in zip(timeline.peak_bytes, stages, strict=True))
-    return SimulatedPlan(partition, stages, devices, assembly, timeline, peaks)
+    return SimulatedPlan(partition, stages, devices, assembly, timeline)
 
 
 def analytic_seconds(pricer: StagePricer) -> SecondsOf:

@@ -13,6 +13,8 @@ from alpa_hpc.sharding.replicated import replicated_share, replicated_work
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.objective import StagePartition
 from alpa_hpc.stages.pricing import StagePricer
+from alpa_hpc.verify.check import TaskCheck
+from alpa_hpc.verify.plan import PlanCheck
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +29,7 @@ class PlanningRecord:
     seconds_of: SecondsOf
     num_profiled: int
     num_reused: int
+    checked: PlanCheck
 
 
 def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, num_cores: int) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "bubble_fractions": list(chosen.timeline.bubble_fractions),
         "replicated": replicated_report(chosen),
         "not_measured": not_measured_rows(record.refinement),
+        "check": check_report(record.checked),
         "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
 
@@ -115,6 +119,27 @@ def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
     share = replicated_share(problems)
     operators = {work.primitive: work.count for work in replicated_work(problems)}
     return {"operators": operators, "flop_share": share.flop, "bytes_share": share.num_bytes}
+
+
+def check_report(checked: PlanCheck) -> dict[str, Any]:
+    """The compiled code of a plan's distinct tasks against the plan: bytes a device of each collective and at the peak."""
+    rows = [{"stage": stage.stage, **_task_row(task)} for stage in checked.stages for task in stage.tasks]
+    return {"target": checked.target.value, "tasks": rows, "mismatches": list(checked.mismatches)}
+
+
+def _task_row(task: TaskCheck) -> dict[str, Any]:
+    collectives = [
+        {
+            "kind": one.lane.kind.value,
+            "axes": list(one.lane.axes),
+            "num_devices": one.num_devices,
+            "planned_bytes": one.planned_bytes,
+            "compiled_bytes": one.compiled_bytes,
+        }
+        for one in task.lanes
+    ]
+    peaks = {"planned_peak_bytes": task.memory.planned_peak, "compiled_peak_bytes": task.memory.compiled_peak}
+    return {"task": task.task, **peaks, "collectives": collectives}
 
 
 def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:

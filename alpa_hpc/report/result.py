@@ -68,6 +68,8 @@ def print_result(result: dict[str, Any]) -> None:
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
+    if planning["check"]["tasks"]:
+        lines.append(check_line(planning["check"]))
     if planning["not_measured"]:
         lines.append(not_measured_line(planning["not_measured"]))
     replicated = planning["replicated"]
@@ -83,6 +85,20 @@ def print_result(result: dict[str, Any]) -> None:
 def _plan_line(row: Mapping[str, Any]) -> str:
     mark = "->" if row["chosen"] else "  "
     return f"{mark} {seconds_words(row['simulated_seconds']):>12}  {plan_words(row)}  ({measured_words(row)})"
+
+
+def check_line(check: Mapping[str, Any]) -> str:
+    """How the compiled code compares with the plan (`report.planning.check_report`): the worst ratios, and the first mismatch."""
+    tasks = check["tasks"]
+    exchanges = [one for task in tasks for one in task["collectives"]]
+    ratios = [one["planned_bytes"] / max(one["compiled_bytes"], 1) for one in exchanges] or [1.0]
+    peaks = [task["planned_peak_bytes"] / max(task["compiled_peak_bytes"], 1) for task in tasks]
+    line = (
+        f"checked against code for {check['target']}: planned / compiled bytes of {len(exchanges)} kinds and groups of collectives "
+        f"{min(ratios):.3f} to {max(ratios):.3f}, peak memory of {len(tasks)} programs {min(peaks):.3f} to {max(peaks):.3f}"
+    )
+    wrong = check["mismatches"]
+    return f"{line}; {len(wrong)} not as planned, first: {wrong[0].partition(chr(10))[0]} (all in planning.json)" if wrong else line
 
 
 def not_measured_line(blanks: Sequence[Mapping[str, str]]) -> str:

@@ -10,13 +10,16 @@ from alpa_hpc.runtime.instructions import Send
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulationCosts:
-    """Per mesh: seconds of each task and bytes a device of each buffer name; for a message from one mesh to another, its seconds.
+    """Per mesh: seconds of each task, bytes a device of each buffer name, and those that each task needs beside its buffers.
+
+    For a message from one mesh to another, its seconds.
 
     `send_seconds(mesh, to, send)` is how long the message occupies the link from `mesh` to `to`; `reduce_seconds` is one AllMeshReduce.
     """
 
     task_seconds: tuple[Mapping[str, float], ...]
     buffer_bytes: tuple[Mapping[str, int], ...]
+    workspace_bytes: tuple[Mapping[str, int], ...]
     send_seconds: Callable[[int, int, Send], float]
     reduce_seconds: float
 

@@ -8,10 +8,14 @@ from alpa_hpc.cluster.collectives import all_reduce
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.runtime.assemble import Assembly
 from alpa_hpc.runtime.instructions import Layout, Run, Send
-from alpa_hpc.runtime.tasks import Argument, StageTask
+from alpa_hpc.runtime.stage import Stage
+from alpa_hpc.runtime.tasks import Argument, StageTask, reused_inputs
 from alpa_hpc.sharding.breakdown import StageSeconds
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import reshard_seconds
+from alpa_hpc.sharding.splits import ChosenSplit
+from alpa_hpc.sharding.update_memory import update_memory
+from alpa_hpc.sharding.workspace import backward_workspace, forward_workspace
 from alpa_hpc.simulate.costs import SimulationCosts, transfer_seconds
 from alpa_hpc.simulate.simulate import simulate
 from alpa_hpc.simulate.timeline import Timeline
@@ -47,6 +51,7 @@ def simulation_costs(assembly: Assembly, stages: Sequence[PricedStage], cluster:
     return SimulationCosts(
         tuple(task_seconds(stage, mine) for stage, mine in zip(stages, tasks, strict=True)),
         tuple(buffer_bytes(assembly, index, tasks[index]) for index in range(len(stages))),
+        tuple(workspace_bytes(stage, mine) for stage, mine in zip(assembly.stages, tasks, strict=True)),
         send_seconds,
         all_reduce(cluster.inter_node, len(stages), SCALAR_BYTES),
     )
@@ -80,6 +85,31 @@ def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask])
     for buffer in (*assembly.outlines[index].resident, *assembly.outlines[index].results):
         sizes.setdefault(buffer.name, int(SCALAR_BYTES))
     return sizes
+
+
+def workspace_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
+    """Bytes a device that each task needs beside its buffers; what it consumes without reusing it goes only when the task is over."""
+    temporary = temporary_bytes(stage, tasks)
+    return {name: temporary[name] + _consumed_late(task) for name, task in tasks.items()}
+
+
+def _consumed_late(task: StageTask) -> int:
+    reused = reused_inputs(task)
+    return sum(argument_bytes(task.inputs[position]) for position in task.donated if position not in reused)
+
+
+def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
+    """Bytes a device that each task is thought to take while it runs, beyond its inputs and outputs."""
+    splits = [ChosenSplit(chosen, stage.shape) for chosen in stage.layers]
+    memory = update_memory(stage.layers, stage.shape)
+    sums_first = "partials" in tasks  # else the update sums gradients itself
+    known = {
+        "forward": lambda: forward_workspace([(split.chosen.problem, split) for split in splits]),
+        "backward": lambda: max(backward_workspace(split.chosen.problem, split) for split in splits),
+        "partials": lambda: memory.sync,
+        "update": lambda: memory.hand_out if sums_first else memory.most,
+    }
+    return {name: int(known[name]()) if name in known else 0 for name in tasks}
 
 
 def argument_bytes(argument: Argument) -> int:

@@ -62,7 +62,7 @@ class Network:
 
 @dataclass(slots=True)
 class Trace:
-    """What one mesh has done so far. `held` are the bytes a device has in buffers at time `clock`."""
+    """What one mesh has done so far. `held` are the bytes a device has in buffers at time `clock`; `peak` counts tasks' workspace, too."""
 
     mesh: int
     clock: float = 0.0
@@ -72,9 +72,10 @@ class Trace:
     events: list[Event] = field(default_factory=list[Event])
     memory: list[MemorySample] = field(default_factory=list[MemorySample])
 
-    def run(self, task: str, microbatch: int, seconds: float, delta: int) -> None:
+    def run(self, task: str, microbatch: int, seconds: float, delta: int, workspace: int) -> None:
         """Compute a task."""
         self.hold(delta)
+        self.peak = max(self.peak, self.held + workspace)
         self.memory.append(MemorySample(self.clock, self.held))
         self.record(EventKind.RUN, task, microbatch, self.clock + seconds)
         self.busy += seconds
@@ -93,7 +94,8 @@ class Trace:
 
 def run_mesh(program: AbstractProgram, costs: SimulationCosts, network: Network, trace: Trace) -> Generator[Awaited, None, None]:
     """Run a program up to each message that has not been sent, or join of meshes; yield what it awaits."""
-    sizes, seconds = costs.buffer_bytes[program.mesh], costs.task_seconds[program.mesh]
+    sizes, workspace = costs.buffer_bytes[program.mesh], costs.workspace_bytes[program.mesh]
+    seconds = costs.task_seconds[program.mesh]
     links: dict[int, float] = {}
     growth: dict[str, int] = {}
     trace.hold(bytes_of(program.resident, sizes))
@@ -104,7 +106,7 @@ def run_mesh(program: AbstractProgram, costs: SimulationCosts, network: Network,
             case Run(task, _, outputs, donated):
                 if task not in growth:
                     growth[task] = bytes_of(outputs, sizes) - bytes_of(donated, sizes)
-                trace.run(task, microbatch_of(instruction, shift), seconds[task], growth[task])
+                trace.run(task, microbatch_of(instruction, shift), seconds[task], growth[task], workspace[task])
             case Send(buffer, _, _, to, tag):
                 start = max(trace.clock, links.get(to, 0.0))
                 links[to] = start + costs.send_seconds(program.mesh, to, instruction)

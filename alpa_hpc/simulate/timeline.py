@@ -37,7 +37,8 @@ class MemorySample:
 class Timeline:
     """One iteration: its seconds, all events (mesh after mesh, in program order), and per mesh its memory and idle fraction.
 
-    `bubble_fractions` is the part of the iteration in which a mesh runs no task.
+    `peak_bytes` counts buffers and, while a task runs, its workspace; `bubble_fractions` is the part of the iteration in which a mesh runs
+    no task.
     """
 
     seconds: float

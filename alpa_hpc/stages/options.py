@@ -16,6 +16,16 @@ class RematChoice(enum.Enum):
     SEARCH = "search"
 
 
+class CheckTarget(enum.Enum):
+    """For what the chosen stages are compiled, to hold the programs against the plan."""
+
+    NONE = "none"
+    CPU = "cpu"
+    """CPU devices of the planning process"""
+    H100 = "h100"
+    """GPUs of that kind; none has to be there"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOptions:
     """What the search looks at, and how long.
@@ -25,6 +35,7 @@ class SearchOptions:
     solver_seconds: wall time for one sharding problem; at the limit a verified incumbent is a result, with its gap
     balance:        heuristic that may lose the optimum: a stage's share of the devices is within a factor 1 + balance of its share of the
                     FLOP; infinity is off
+    check_target:   devices that the chosen plan's programs are compiled for, when their collectives and memory are checked
     """
 
     submesh_shapes: SubmeshShapes
@@ -34,6 +45,7 @@ class SearchOptions:
     table_cap: int
     solver_seconds: float
     balance: float = math.inf
+    check_target: CheckTarget = CheckTarget.NONE
 
     def __post_init__(self) -> None:
         for name in ("num_best", "table_cap"):

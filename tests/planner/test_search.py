@@ -48,10 +48,14 @@ def test_the_plan_chosen_is_the_fastest_that_fits():
     plans = compared()
     chosen = pick(plans, CLUSTER)
     assert chosen.timeline.seconds == min(plan.timeline.seconds for plan in plans)
-    crowded = [replace(plan, stage_bytes=(10**9,)) if plan is chosen else plan for plan in plans]
+    crowded = [of_size(plan, 10**9) if plan is chosen else plan for plan in plans]
     assert pick(crowded, CLUSTER).timeline.seconds == sorted(plan.timeline.seconds for plan in plans)[1]
     with pytest.raises(InfeasibleError, match=r"needs 1 GB a device, two nodes has 0\.0006 GB"):
-        pick([replace(plan, stage_bytes=(10**9,)) for plan in plans], CLUSTER)
+        pick([of_size(plan, 10**9) for plan in plans], CLUSTER)
+
+
+def of_size(plan: SimulatedPlan, num_bytes: int) -> SimulatedPlan:
+    return replace(plan, timeline=replace(plan.timeline, peak_bytes=(num_bytes,)))
 
 
 def test_the_dps_seconds_of_a_stage_are_those_of_its_strategies():

@@ -24,9 +24,9 @@ from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.runtime.tasks import border_spec, compile_task, reused_inputs
 from alpa_hpc.sharding.collectives import AXIS_NAMES
-from alpa_hpc.sharding.hlo import collectives
 from alpa_hpc.stages.cost_table import StageOption
 from alpa_hpc.stages.objective import StageChoice
+from alpa_hpc.verify.hlo import collectives
 from tests.planning import CLUSTER, planned
 
 REPEATS = 3

@@ -1,6 +1,7 @@
-"""Bytes that live only while a layer runs: made, read for the last time, and gone."""
+"""Bytes that live only while a stage's tasks run: what is made, read for the last time, and gone."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,45 +14,107 @@ from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.splits import ChosenSplit, EvenSplit
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
-from alpa_hpc.sharding.workspace import chosen_workspace, evenly_split_workspace, layer_workspace, peak_bytes
+from alpa_hpc.sharding.workspace import backward_workspace, chosen_workspace, evenly_split_workspace, forward_workspace
 from tests.planning import CLUSTER, prepared
 from tests.random_plans import sgd_step
 
 ROWS, WIDTH = 8, 16
 SQUARE = ROWS * WIDTH * 4  # bytes of an activation [8, 16]
+WEIGHT = WIDTH * WIDTH * 4
+LONE = MeshShape(1, 1)
+Body = Callable[[jax.Array, list[jax.Array]], jax.Array]
+
+
+def one_layer(body: Body, *, num_weights: int = 1, remat: bool = False) -> LayerProblem:
+    """The mean of `body(x, weights)` as one layer on two devices."""
+    params, batch = {"params": [jnp.ones((WIDTH, WIDTH))] * num_weights}, jnp.ones((ROWS, WIDTH))
+    traced = trace_step(sgd_step(lambda weights, x: jnp.mean(body(x, weights))), params, batch, num_microbatches=1)
+    step = cut_layers(traced, num_layers=1, imbalance=1.0)
+    return StageSolver(step, MeshPrices(logical_mesh(CLUSTER, Submesh(1, 2), MeshShape(2, 1))), remat=remat).problem(0)
 
 
 @cache
-def chain(num_products: int) -> LayerProblem:
-    """One layer: the mean of x @ w @ w @ ..., on a mesh of 2 x 1."""
+def products(count: int, *, remat: bool = False) -> LayerProblem:
+    """The sine of x @ u, of that @ v, and so on."""
 
-    def loss(params: jax.Array, batch: jax.Array) -> jax.Array:
-        x = batch
-        for _ in range(num_products):
-            x = x @ params
-        return jnp.mean(x)
+    def body(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        for weight in weights:
+            x = jnp.sin(x @ weight)
+        return x
 
-    params, batch = {"params": jnp.ones((WIDTH, WIDTH))}, jnp.ones((ROWS, WIDTH))
-    step = cut_layers(trace_step(sgd_step(loss), params, batch, num_microbatches=1), num_layers=1, imbalance=1.0)
-    return StageSolver(step, MeshPrices(logical_mesh(CLUSTER, Submesh(1, 2), MeshShape(2, 1))), remat=False).problem(0)
+    return one_layer(body, num_weights=count, remat=remat)
 
 
-def whole(problem: LayerProblem, tensor: int) -> float:
-    return problem.tensors[tensor].num_bytes
+def forward(problem: LayerProblem) -> float:
+    return forward_workspace([(problem, EvenSplit(problem, LONE))])
 
 
-def test_a_chain_of_products_holds_two_activations_however_long_it_is():
-    three, six = (peak_bytes(chain(n).forward, lambda tensor, n=n: whole(chain(n), tensor)) for n in (3, 6))
-    assert 2 * SQUARE <= three <= 2 * SQUARE + 64
+def backward(problem: LayerProblem) -> float:
+    return backward_workspace(problem, EvenSplit(problem, LONE))
+
+
+def test_results_that_are_kept_are_not_counted_again():
+    for count in (3, 6):
+        assert forward(products(count)) <= SQUARE + 64, "each product is a residual, but for the last"
+
+
+def test_a_recomputing_forward_holds_two_activations_however_long_it_is():
+    three, six = (forward(products(count, remat=True)) for count in (3, 6))
+    assert three == pytest.approx(2 * SQUARE, abs=64)
     assert six == three
 
 
-def test_every_bytes_counts_by_what_it_takes_on_a_device():
-    problem = chain(3)
-    one, four = (layer_workspace(problem, lambda tensor, d=d: whole(problem, tensor) / d) for d in (1, 4))
-    assert one == evenly_split_workspace(problem, 1)
-    assert four == pytest.approx(one / 4) and evenly_split_workspace(problem, 4) == pytest.approx(four)
+def test_two_gradients_lie_in_memory_and_no_more_however_many_there_are():
+    three, six = (backward(products(count)) for count in (3, 6))
+    assert 2 * WEIGHT <= three <= 2 * WEIGHT + 3 * SQUARE
+    assert six <= three + SQUARE
+
+
+def test_a_recomputing_backward_holds_what_it_made_again():
+    three, six = (backward(products(count, remat=True)) for count in (3, 6))
+    assert six - three == 3 * 2 * SQUARE, "of each product itself, whose cosine the gradient wants, and its sine, which is multiplied again"
+    assert six > backward(products(6))
+
+
+def test_what_is_elementwise_is_fused_and_what_is_converted_for_one_product_is_read_as_it_is():
+    def long_chain(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        for _ in range(5):
+            x = 2 * jnp.abs(x) + 1
+        return x @ weights[0]
+
+    assert forward(one_layer(long_chain, remat=True)) == pytest.approx(2 * SQUARE, abs=64), "the product's operand and its result"
+    halves = one_layer(lambda x, w: (x.astype(jnp.bfloat16) @ w[0].astype(jnp.bfloat16)).astype(jnp.float32), remat=True)
+    assert forward(halves) == pytest.approx(SQUARE / 2, abs=64), "the product alone"
+
+
+def test_a_weight_converted_for_two_products_lies_in_memory_from_the_first_to_the_last():
+    def twice(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        half = weights[0].astype(jnp.bfloat16)
+        return ((x.astype(jnp.bfloat16) @ half) @ half).astype(jnp.float32)
+
+    needed = forward(one_layer(twice, remat=True))
+    assert WEIGHT / 2 + SQUARE / 2 <= needed <= WEIGHT / 2 + 2 * SQUARE
+
+
+def test_every_byte_counts_by_what_it_takes_on_a_device():
+    problem = products(3)
+    assert evenly_split_workspace(problem, 1) == backward(problem)
+    assert evenly_split_workspace(problem, 4) == pytest.approx(backward(problem) / 4)
+
+
+def test_what_is_not_made_element_by_element_is_made_beside_what_it_is_made_of():
+    """Of a product [16, 16] an operand [16, 16] of a product [16, 8]."""
+
+    def needed(between: Callable[[jax.Array], jax.Array]) -> float:
+        return forward(one_layer(lambda x, weights: between(weights[0] @ weights[1]) @ x.T, num_weights=2, remat=True))
+
+    in_place, beside = WEIGHT + SQUARE, 2 * WEIGHT
+    assert needed(jnp.exp) == pytest.approx(in_place, abs=64)
+    assert needed(lambda product: jnp.exp(product).T) == pytest.approx(beside, abs=64)
+    assert needed(partial(jax.nn.softmax, axis=1)) == pytest.approx(beside, abs=256), "a kernel makes whole rows"
+    assert needed(partial(jax.nn.softmax, axis=0)) == pytest.approx(in_place, abs=256)
 
 
 @cache
@@ -63,19 +126,17 @@ def gpt(start: int, stop: int, *, remat: bool) -> tuple[ChosenLayer, ...]:
 def test_a_stage_needs_what_its_hungriest_layer_needs_and_no_less_than_an_even_split():
     shape = MeshShape(2, 2)
     layers = gpt(0, 3, remat=False)
-    each = [chosen_workspace((layer,), shape) for layer in layers]
-    assert chosen_workspace(layers, shape) == max(each)
+    each = [backward_workspace(layer.problem, ChosenSplit(layer, shape)) for layer in layers]
+    assert chosen_workspace(layers, shape) >= max(each)
     assert len(set(each)) > 1
-    for layer, needed in zip(layers, each, strict=True):
-        assert needed >= evenly_split_workspace(layer.problem, shape.num_devices)
+    for layer in layers:
+        assert chosen_workspace((layer,), shape) >= evenly_split_workspace(layer.problem, shape.num_devices)
 
 
 def test_a_recomputed_layer_holds_its_residuals_while_its_backward_runs():
     kept, remade = gpt(1, 2, remat=False)[0].problem, gpt(1, 2, remat=True)[0].problem
-    residuals = sum(whole(remade, tensor) for tensor in set(remade.remade))
+    residuals = sum(remade.tensors[tensor].num_bytes for tensor in set(remade.remade))
     assert not kept.remade and residuals > 0
-    backward = peak_bytes(remade.backward, lambda tensor: whole(remade, tensor))
-    held = evenly_split_workspace(remade, 1) - backward  # products' results and operands; what lies between is fused
-    assert 0 < held < residuals
-    assert held >= max(whole(remade, tensor) for tensor in remade.remade)
-    assert evenly_split_workspace(remade, 1) > evenly_split_workspace(kept, 1)
+    held = evenly_split_workspace(remade, 1) - evenly_split_workspace(kept, 1)
+    assert 0 < held < residuals, "products' results and operands; what lies between is fused"
+    assert held >= max(remade.tensors[tensor].num_bytes for tensor in remade.remade)

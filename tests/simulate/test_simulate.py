@@ -30,8 +30,10 @@ def costs_of(
     num_meshes: int, tasks: Mapping[str, float], send_seconds: SendSeconds = no_send_seconds, reduce: float = 0.0
 ) -> SimulationCosts:
     """The same seconds of tasks on all meshes (0 where not given); a buffer is as large as its name is long."""
-    sizes = SizeOfName()
-    return SimulationCosts((defaultdict(float, tasks),) * num_meshes, (sizes,) * num_meshes, send_seconds, reduce)
+    sizes, workspace = SizeOfName(), defaultdict[str, int](int)
+    return SimulationCosts(
+        (defaultdict(float, tasks),) * num_meshes, (sizes,) * num_meshes, (workspace,) * num_meshes, send_seconds, reduce
+    )
 
 
 class SizeOfName(dict[str, int]):

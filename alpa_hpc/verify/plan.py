@@ -1,0 +1,77 @@
+"""The stages of a plan -> PlanCheck: each distinct task compiled for the target, and held against the plan, before it is trained by."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jax.sharding import Mesh
+
+from alpa_hpc.cluster.hardware import Submesh
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.runtime.assemble import Assembly
+from alpa_hpc.runtime.pipeline import StageIO
+from alpa_hpc.runtime.stage import Stage
+from alpa_hpc.runtime.tasks import StageTask, compile_task
+from alpa_hpc.simulate.predict import temporary_bytes
+from alpa_hpc.stages.options import CheckTarget
+from alpa_hpc.verify.check import TaskCheck, check_task
+from alpa_hpc.verify.target import described_mesh
+
+
+@dataclass(frozen=True, slots=True)
+class StageCheck:
+    """The checked tasks of one stage; those that an earlier stage has, too, are left out."""
+
+    stage: int
+    tasks: tuple[TaskCheck, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCheck:
+    """A plan against the code of a target."""
+
+    target: CheckTarget
+    stages: tuple[StageCheck, ...]
+
+    @property
+    def tasks(self) -> tuple[TaskCheck, ...]:
+        """All distinct tasks."""
+        return tuple(task for stage in self.stages for task in stage.tasks)
+
+    @property
+    def mismatches(self) -> tuple[str, ...]:
+        """What does not agree, a text each."""
+        return tuple(f"stage {one.stage}, {text}" for one in self.stages for task in one.tasks for text in task.mismatches)
+
+
+def check_plan_code(assembly: Assembly, submeshes: Sequence[Submesh], target: CheckTarget) -> PlanCheck:
+    """Compile every task of every stage for `target`, once, and hold it against the plan; nothing for CheckTarget.NONE.
+
+    Raises:
+        ConfigError: this installation cannot compile for the target.
+    """
+    if target is CheckTarget.NONE:
+        return PlanCheck(target, ())
+    seen: set[tuple[object, ...]] = set()
+    checks: list[StageCheck] = []
+    for index, (stage, submesh) in enumerate(zip(assembly.stages, submeshes, strict=True)):
+        contents = {name: _content(stage, submesh, task) for name, task in assembly.tasks(index).items()}
+        tasks = {name: task for name, task in assembly.tasks(index).items() if contents[name] not in seen}
+        seen.update(contents.values())
+        mesh = described_mesh(target, submesh, stage.shape)
+        checks.append(StageCheck(index, check_tasks(assembly.step, stage, assembly.pipeline.stages[index], tasks, mesh)))
+    return PlanCheck(target, tuple(checks))
+
+
+def check_tasks(step: LayeredStep, stage: Stage, io: StageIO, tasks: Mapping[str, StageTask], mesh: Mesh) -> tuple[TaskCheck, ...]:
+    """Compile tasks of a stage for `mesh` and hold them against the plan."""
+    temporary = temporary_bytes(stage, tasks)
+    return tuple(check_task(step, stage, io, task, temporary[name], compile_task(task, mesh)) for name, task in tasks.items())
+
+
+def _content(stage: Stage, submesh: Submesh, task: StageTask) -> tuple[object, ...]:
+    """What a task's code depends on: tasks of equal content are compiled once."""
+    layers = tuple(
+        (chosen.problem.layer.key, chosen.problem.remat, chosen.choices, tuple(update.work.key for update in chosen.problem.updates))
+        for chosen in stage.layers
+    )
+    return (submesh, stage.shape, layers, task.name.partition(":")[0], task.inputs, task.outputs)

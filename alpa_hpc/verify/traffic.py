@@ -1,0 +1,166 @@
+"""Stage -> the collectives that its strategies stand for, task by task: worked out from specs alone, to be held against compiled programs.
+
+What a task exchanges follows from the plan in three ways: an equation reads an operand in another spec than it has, a sum or maximum over
+split dims is completed, and an array goes from the spec of one border (of a layer, of the update) to that of the next.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jax.core import ShapedArray
+
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.runtime.instructions import Layout
+from alpa_hpc.runtime.pipeline import StageIO
+from alpa_hpc.runtime.stage import Stage, batch_spec, gradient_spec, layout_of, param_spec, partial_spec
+from alpa_hpc.runtime.tasks import StageTask
+from alpa_hpc.runtime.update_tasks import reduction_avals
+from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.build import Program
+from alpa_hpc.sharding.resharding import Lane, reshard_moves
+from alpa_hpc.sharding.spec import Spec
+from alpa_hpc.sharding.splits import ChosenSplit
+from alpa_hpc.sharding.tiles import Exchange, LayerTiles, Origin, Tile
+from alpa_hpc.sharding.workspace import backward_tiles, forward_tiles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InProgram:
+    """Within a layer's program."""
+
+    chosen: ChosenLayer
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class AtBorder:
+    """Between layers, tasks or meshes; in words."""
+
+    words: str
+
+
+Site = InProgram | AtBorder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedCollective:
+    """A collective that the plan stands for; `num_bytes` = bytes a device of its larger side, as `hlo` counts them."""
+
+    lane: Lane
+    num_bytes: int
+    site: Site
+
+
+def planned_collectives(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask) -> tuple[PlannedCollective, ...]:
+    """What a task of a stage exchanges."""
+    kind, _, number = task.name.partition(":")
+    match kind:
+        case "forward" | "score":
+            return tuple(_forward(step, stage))
+        case "backward":
+            return tuple(_backward(step, stage))
+        case "partials":
+            return (*_sums(step, stage, io.owned), *_partials(step, stage, io))
+        case "update":
+            sums = () if step.update.reductions else _sums(step, stage, io.owned)
+            return (*sums, *_update(step, stage, io))
+        case "reduce":
+            return tuple(_sums(step, stage, (int(number),)))
+        case "gather":
+            return tuple(_gather(task))
+        case _:
+            return ()
+
+
+def _forward(step: LayeredStep, stage: Stage) -> Iterator[PlannedCollective]:
+    yield from _reads(step, stage, stage.layers)
+    for chosen in stage.layers:
+        yield from _in_program(chosen, forward_tiles(chosen.problem, ChosenSplit(chosen, stage.shape)))
+
+
+def _backward(step: LayeredStep, stage: Stage) -> Iterator[PlannedCollective]:
+    """Gradients are never among what moves: they stay as they are made until the iteration ends."""
+    yield from _reads(step, stage, stage.layers)
+    for chosen in stage.layers:
+        yield from _in_program(chosen, backward_tiles(chosen.problem, ChosenSplit(chosen, stage.shape)))
+
+
+def _in_program(chosen: ChosenLayer, tiles: LayerTiles) -> Iterator[PlannedCollective]:
+    for one in tiles.steps:
+        if isinstance(one, Exchange):
+            yield PlannedCollective(one.lane, round(max(one.read.num_bytes, one.made.num_bytes)), InProgram(chosen, one.origin))
+
+
+def _reads(step: LayeredStep, stage: Stage, layers: Sequence[ChosenLayer]) -> Iterator[PlannedCollective]:
+    """Parameters and batch inputs from where they are stored to where layers read them; the same for several layers once."""
+    params = {(p, param_spec(chosen, p)) for chosen in layers for p in chosen.problem.layer.params}
+    for param, spec in sorted(params):
+        words = f"parameter {step.state_names[param]}, as a layer reads it"
+        yield from _moved(step.state_avals[param], stage.param_spec(param), spec, stage, words)
+    for one, spec in sorted({(b, batch_spec(chosen, b)) for chosen in layers for b in chosen.problem.layer.batch}):
+        yield from _moved(step.batch_avals[one], stage.batch_spec(one), spec, stage, f"batch input {one}, as a layer reads it")
+
+
+def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[PlannedCollective]:
+    """The gradients of each parameter, summed over the mesh once an iteration; those of layers that lie alike together."""
+    for param in params:
+        words = f"gradient of {step.state_names[param]}, summed"
+        for spec in dict.fromkeys(gradient_spec(reader, param) for reader in stage.readers(param)):
+            yield from _moved(step.state_avals[param], spec, partial_spec(stage, param), stage, words)
+
+
+def _partials(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedCollective]:
+    """The programs that give scalars for reductions, and these scalars: those that are partial alike are summed as one, equal ones once."""
+    summands: dict[tuple[int, tuple[int, ...]], list[Tile]] = {}
+    avals = reduction_avals(step)
+    for param in io.owned:
+        chosen, program = stage.update_of(param)
+        tiles = LayerTiles(ChosenSplit(chosen, stage.shape))
+        yield from _update_program(step, stage, param, program.partials, tiles)
+        for reduction, tensor in zip(program.work.reductions, program.partials.outputs, strict=True):
+            summands.setdefault((reduction, chosen.spec(tensor).partial), []).append(tiles.get(tensor))
+    distinct = {(axes, tuple(found)): reduction for (reduction, axes), found in summands.items()}
+    for (axes, _), reduction in distinct.items():
+        yield from _moved(avals[reduction], Spec((), axes), Spec(()), stage, f"reduction {reduction} over parameters")
+
+
+def _update(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedCollective]:
+    """The update of each owned parameter, and its new value on its way to where it is stored."""
+    for param in io.owned:
+        chosen, program = stage.update_of(param)
+        yield from _update_program(step, stage, param, program.update, LayerTiles(ChosenSplit(chosen, stage.shape)))
+        targets = (stage.param_spec(param), *map(chosen.spec, program.leaves[1:]))
+        for leaf, tensor, target in zip(program.work.leaves, program.update.outputs, targets, strict=True):
+            yield from _moved(step.state_avals[leaf], chosen.spec(tensor), target, stage, f"new {step.state_names[leaf]}, handed out")
+
+
+def _update_program(step: LayeredStep, stage: Stage, param: int, program: Program, tiles: LayerTiles) -> Iterator[PlannedCollective]:
+    """The parameter brought to its update, if that reads it, and what the program exchanges."""
+    chosen, update = stage.update_of(param)
+    tiles.run(program, program.outputs)
+    if any(update.leaves[0] in record.operands for record in program.records):
+        target = chosen.spec(update.leaves[0])
+        words = f"parameter {step.state_names[param]}, as its update reads it"
+        yield from _moved(step.state_avals[param], stage.param_spec(param), target, stage, words)
+    yield from _in_program(chosen, tiles)
+
+
+def _gather(task: StageTask) -> Iterator[PlannedCollective]:
+    """From the layout in which an array crosses meshes to the one its reader wants."""
+    (wire,), (wanted,) = task.inputs, task.outputs
+    assert isinstance(wire, Layout) and isinstance(wanted, Layout), "gathers take one array"
+    yield from _moved_layout(wire, wanted.spec, f"{task.name.removeprefix('gather:')} as it arrives from another mesh")
+
+
+def _moved(aval: ShapedArray, source: Spec, target: Spec, stage: Stage, words: str) -> Iterator[PlannedCollective]:
+    return _moved_layout(layout_of(aval, source, stage.shape), target, words)
+
+
+def _moved_layout(layout: Layout, target: Spec, words: str) -> Iterator[PlannedCollective]:
+    """One resharding."""
+    itemsize = layout.num_bytes // prod(layout.shape) if layout.shape else layout.num_bytes
+    for move in reshard_moves(layout.spec, target, layout.mesh):
+        if not move.is_local:
+            larger = max(prod(spec.local_shape(layout.shape, layout.mesh)) for spec in (move.before, move.after))
+            yield PlannedCollective(move.lane, itemsize * larger, AtBorder(words))

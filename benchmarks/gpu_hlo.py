@@ -1,0 +1,134 @@
+"""Does code for GPUs do what a plan says? Stages on 8 described H100s, compiled without a GPU: `python benchmarks/gpu_hlo.py [MODEL ...]`.
+
+Prints, for each program of each stage, bytes a device of every collective by kind and group, planned and compiled, and the peak memory,
+planned and as XLA reports it; then the worst ratios. Needs the wheels of jax's CUDA plugin: pip install '.[gpu-check]'. Exit status 1 where
+bytes of a kind and group differ by more than 5 %, or peak memory by more than 10 %.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+
+from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
+from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.config import compose_experiment
+from alpa_hpc.errors import ConfigError
+from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.parts import prepared
+from alpa_hpc.runtime.alone import tasks_alone
+from alpa_hpc.runtime.stage import Stage, describe_stage
+from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.stages.options import CheckTarget
+from alpa_hpc.verify.check import LaneCheck, TaskCheck
+from alpa_hpc.verify.plan import check_tasks
+from alpa_hpc.verify.target import check_compiler, described_mesh
+
+SUBMESH = Submesh(1, 8)
+MEMORY_TOLERANCE = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Layers [start, stop) of an experiment on a mesh of 8, by the fastest strategies; with or without recomputation."""
+
+    experiment: str
+    start: int
+    stop: int
+    shape: tuple[int, int]
+    remat: bool
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What it is."""
+        rows, cols = self.shape
+        return f"{self.experiment} layers {self.start}-{self.stop - 1} on {rows}x{cols}{', recomputed' if self.remat else ''}"
+
+
+CASES = (
+    Case("gpt1_3b", 1, 2, (8, 1), remat=True),
+    Case("gpt1_3b", 1, 2, (2, 4), remat=False),
+    Case("gpt6_7b", 3, 4, (2, 4), remat=False, overrides=("schedule.num_microbatches=256",)),
+    Case("gpt6_7b", 3, 5, (4, 2), remat=True, overrides=("schedule.num_microbatches=256",)),
+    Case("gpt39b", 0, 1, (2, 4), remat=True),
+    Case("gpt39b", 7, 8, (8, 1), remat=True),
+    Case("gpt39b", 7, 8, (2, 4), remat=False),
+    Case("gpt39b", 15, 16, (2, 4), remat=True),
+    Case("gpt39b", 15, 16, (4, 2), remat=False),
+    Case("moe2_4b", 0, 1, (8, 1), remat=True),
+    Case("moe2_4b", 3, 4, (2, 4), remat=False),
+    Case("moe2_4b", 3, 4, (8, 1), remat=True),
+    Case("moe2_4b", 7, 8, (4, 2), remat=True),
+    Case("wresnet1b", 0, 1, (8, 1), remat=False),
+    Case("wresnet1b", 7, 8, (2, 4), remat=False),
+    Case("wresnet1b", 13, 14, (4, 2), remat=True),
+    Case("wresnet1b", 15, 16, (1, 8), remat=False),
+    Case("llama1_1b", 0, 1, (8, 1), remat=True),
+    Case("llama1_1b", 5, 6, (2, 4), remat=False),
+    Case("llama8b", 7, 8, (2, 4), remat=True),
+    Case("llama8b", 15, 16, (4, 2), remat=True),
+)
+
+
+def main(names: Sequence[str]) -> int:
+    jax.config.update("jax_platforms", "cpu")  # programs are lowered on the CPU, and compiled for a GPU that is described
+    try:
+        check_compiler(CheckTarget.H100)
+    except ConfigError as error:
+        print(error)
+        return 2
+    checked = [(case, check(case)) for case in CASES if not names or case.experiment in names]
+    lanes = [lane for _, tasks in checked for task in tasks for lane in task.lanes]
+    ratios = [ratio(lane) for lane in lanes]
+    peaks = [task.memory.planned_peak / task.memory.compiled_peak for _, tasks in checked for task in tasks]
+    print(f"{len(lanes)} kinds and groups: planned / compiled bytes {min(ratios):.3f} to {max(ratios):.3f}")
+    print(f"{len(peaks)} programs: planned / compiled peak memory {min(peaks):.3f} to {max(peaks):.3f}")
+    return int(not all(lane.agrees for lane in lanes) or max(abs(peak - 1) for peak in peaks) > MEMORY_TOLERANCE)
+
+
+def check(case: Case) -> tuple[TaskCheck, ...]:
+    step, cluster = step_of(case.experiment, case.overrides)
+    shape = MeshShape(*case.shape)
+    solver = StageSolver(step, MeshPrices(logical_mesh(cluster, SUBMESH, shape)), case.remat)
+    stage = Stage(shape, solver.choose(case.start, case.stop, MemoryPrice(0.0, 0.0)))
+    tasks = {task.name: task for task in tasks_alone(step, stage)}
+    io = describe_stage(step, (stage,), 0, {})
+    checks = check_tasks(step, stage, io, tasks, described_mesh(CheckTarget.H100, SUBMESH, shape))
+    print(case.words)
+    for line in (line for one in checks for line in task_lines(one)):
+        print(f"  {line}")
+    return checks
+
+
+@cache
+def step_of(experiment: str, overrides: tuple[str, ...]) -> tuple[LayeredStep, ClusterSpec]:
+    sizes = (f"cluster.num_nodes={SUBMESH.num_nodes}", f"cluster.devices_per_node={SUBMESH.devices_per_node}")
+    config = compose_experiment(experiment, ("mode=plan", *sizes, *overrides))
+    return prepared(config).step, config.cluster
+
+
+def task_lines(one: TaskCheck) -> Iterator[str]:
+    memory = one.memory
+    yield (
+        f"{one.task:9} peak {memory.planned_peak / 1e6:9.1f} / {memory.compiled_peak / 1e6:9.1f} MB = "
+        f"{memory.planned_peak / memory.compiled_peak:.3f}; of that temporary {memory.planned_temporary / 1e6:.1f} / "
+        f"{memory.compiled_temporary / 1e6:.1f}"
+    )
+    for lane in one.lanes:
+        yield (
+            f"{'':9} {lane.lane.kind.value} over axis {','.join(map(str, lane.lane.axes))} ({lane.num_devices} devices): "
+            f"{lane.planned_bytes} / {lane.compiled_bytes} bytes = {ratio(lane):.3f}"
+        )
+    yield from (f"MISMATCH {text}" for text in one.mismatches)
+
+
+def ratio(lane: LaneCheck) -> float:
+    return lane.planned_bytes / lane.compiled_bytes if lane.compiled_bytes else float("inf")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
