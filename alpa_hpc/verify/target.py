@@ -4,6 +4,7 @@ With the wheels of jax's CUDA plugin XLA compiles for a described GPU on a machi
 """
 
 import importlib.util
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -99,7 +100,7 @@ def described_mesh(target: CheckTarget, submesh: Submesh, shape: MeshShape) -> M
 
     Raises:
         ConfigError: the wheels that compile for GPUs are missing.
-        LaunchError: this process has fewer CPU devices.
+        LaunchError: this process has fewer CPU devices, or jax has dropped the plugin.
     """
     check_compiler(target)
     devices = _described_gpus(GPUS[target], submesh) if target in GPUS else _cpu_devices(submesh.num_devices)
@@ -107,16 +108,28 @@ def described_mesh(target: CheckTarget, submesh: Submesh, shape: MeshShape) -> M
 
 
 def prepare_target(target: CheckTarget, num_devices: int) -> None:
-    """Before anything else uses jax: see that the compiler is here, and have the CPU pose as so many devices. Raises ConfigError."""
+    """Before anything else uses jax: see that the compiler is here, and have the CPU pose as so many devices. Raises ConfigError.
+
+    Where nobody said on what jax is to run, it runs on the CPU: else its CUDA plugin looks for a driver, and is dropped where there is none.
+    """
     check_compiler(target)
     if target is CheckTarget.CPU:
         with suppress(RuntimeError):  # jax was used already: `described_mesh` says if there are too few
             jax.config.update("jax_num_cpu_devices", num_devices)
+    if target in GPUS and not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _described_gpus(gpu: GpuDescription, submesh: Submesh) -> list[object]:
     nodes = f"1x{submesh.num_nodes}x{submesh.devices_per_node}"
-    return list(topologies.get_topology_desc(nodes, "cuda", topology=nodes, target_config=gpu.text()).devices)
+    try:
+        described = topologies.get_topology_desc(nodes, "cuda", topology=nodes, target_config=gpu.text())
+    except NotImplementedError as error:
+        raise LaunchError(
+            f"jax has dropped its CUDA plugin, which compiles for {gpu.name}: it looked for a driver when jax started, and found none. "
+            "Set JAX_PLATFORMS=cpu"
+        ) from error
+    return list(described.devices)
 
 
 def _cpu_devices(count: int) -> list[object]:
