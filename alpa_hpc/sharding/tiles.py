@@ -61,12 +61,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """What a device does by itself; `inside` = the programs that it runs on the way, one at a time."""
+    """What a device does by itself; `inside` = the programs that it runs on the way, one at a time.
+
+    `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory.
+    """
 
     work: Work
     reads: tuple[Tile, ...]
     makes: tuple[Tile, ...]
     inside: tuple[tuple["Compute", ...], ...] = ()
+    turned: Tile | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +138,8 @@ class LayerTiles:
         if signature not in self._functions:
             made = tuple(Tile(self.split.num_bytes(tensor, spec)) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else _work(eqn)
-            self.steps.append(Compute(work, reads, made, self._inside(eqn, record)))
+            turned = reads[-1] if eqn.primitive.name == "conv_general_dilated" and reads else None
+            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned))
             self._functions[signature] = made
         for tensor, tile, spec in zip(record.results, self._functions[signature], specs, strict=True):
             own = self.split.own(tensor)

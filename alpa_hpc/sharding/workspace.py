@@ -159,12 +159,17 @@ class _Memory:
                 if step.work is Work.ROW_REDUCTION:
                     self.rows.update((made, self._sources(reads)) for tile in makes for made in self.placed[tile].sources)
             case Work.CONTRACTION | Work.SCATTER:
+                beside = self._beside(step)
                 for tile in reads:
                     if not (self.place(tile).converted and self.readers[tile] == 1):
                         self.solidify(tile)
-                beside = max((_lifetimes(program, (), ()).peak_bytes() for program in step.inside), default=0.0)
                 self._make(makes, self._sources(reads), in_place=step.work is Work.SCATTER, beside=beside)
                 self.products.update(*(self.placed[tile].sources for tile in makes))
+
+    def _beside(self, step: Compute) -> float:
+        """Bytes that a step needs only while it runs."""
+        copied = step.turned.num_bytes if step.turned is not None and self.place(step.turned).solid else 0.0
+        return max([copied, *(_lifetimes(program, (), ()).peak_bytes() for program in step.inside)])
 
     def _make(self, tiles: Sequence[Tile], sources: frozenset[int], *, in_place: bool, beside: float = 0.0) -> None:
         """A kernel that makes tiles; `beside` = bytes that it needs only while it runs."""

@@ -110,7 +110,7 @@ def described_mesh(target: CheckTarget, submesh: Submesh, shape: MeshShape) -> M
 def prepare_target(target: CheckTarget, num_devices: int) -> None:
     """Before anything else uses jax: see that the compiler is here, and have the CPU pose as so many devices. Raises ConfigError.
 
-    Where nobody said on what jax is to run, it runs on the CPU: else its CUDA plugin looks for a driver, and is dropped where there is none.
+    Where nobody said on what jax is to run, it runs on the CPU: else it drops its CUDA plugin where there is no driver.
     """
     check_compiler(target)
     if target is CheckTarget.CPU:

@@ -32,3 +32,13 @@ def test_a_description_says_what_xla_asks():
     assert text.count("{") == text.count("}")
     assert "cuda_compute_capability { major: 9 minor: 0 }" in text and "core_count: 132" in text
     assert "dnn_version_info { major: 9 minor: 10 patch: 2 }" in text
+
+
+def test_a_dropped_plugin_is_explained(monkeypatch: pytest.MonkeyPatch):
+    def no_topology(*_: object, **__: object) -> None:
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(module, "has_gpu_compiler", lambda: True)
+    monkeypatch.setattr(module.topologies, "get_topology_desc", no_topology)
+    with pytest.raises(LaunchError, match="dropped its CUDA plugin.*Set JAX_PLATFORMS=cpu"):
+        described_mesh(CheckTarget.H100, Submesh(1, 8), MeshShape(8, 1))
