@@ -1,6 +1,6 @@
 """Seconds of each step of planning from nothing, by analytic costs on this machine, one process a point; beside the paper's.
 
-    python benchmarks/plan_time.py [--seconds 900] [POINT ...]
+    python benchmarks/plan_time.py [--seconds 900] [--gigabytes 12] [POINT ...]
 
 A point is an experiment, or gpt175b (1024 GPUs) or gpt1t (3072 GPUs): GPT-3's and Megatron's sizes on nodes of 8 H100, by override.
 Not like for like: the paper compiles and profiles its candidates on the cluster that it plans for, and starts after imports and tracing;
@@ -10,6 +10,7 @@ The last line is one JSON object.
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -65,22 +66,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", nargs="*", default=DEFAULT, metavar="POINT")
     parser.add_argument("--seconds", type=float, default=900.0, help="give a point up after so long")
+    parser.add_argument("--gigabytes", type=float, default=12.0, help="give a point up that needs more memory")
     parser.add_argument("--here", action="store_true", help="plan the one point in this process; print JSON alone")
     arguments = parser.parse_args()
     if arguments.here:
+        limit = int(arguments.gigabytes * 1e9)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         print(json.dumps(plan(arguments.points[0])))
         return
     rows = {}
     for name in arguments.points:
-        rows[name] = in_its_own_process(name, arguments.seconds)
+        rows[name] = in_its_own_process(name, arguments.seconds, arguments.gigabytes)
         print_row(name, rows[name])
     print(json.dumps({"ours": rows, "paper": PAPER}))
 
 
-def in_its_own_process(name: str, seconds: float) -> dict[str, Any]:
-    started = time.perf_counter()
+def in_its_own_process(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    started, command = time.perf_counter(), [sys.executable, __file__, "--here", "--gigabytes", str(gigabytes), name]
     try:
-        done = subprocess.run([sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return {FAILED: f"took more than {seconds:.0f} s"}
     if done.returncode:
@@ -99,6 +103,8 @@ def plan(name: str) -> dict[str, Any]:
             _, record = plan_experiment(config, made, RunPaths(Path(folder) / name / "run"), launcher_for(config), watch)
     except AlpaError as error:
         return {FAILED: str(error), "seconds": watch.seconds}
+    except MemoryError:
+        return {FAILED: "it needs more than the memory that it may have", "seconds": watch.seconds}
     return {
         "devices": config.cluster.num_devices,
         "layers": len(made.step.layers),

@@ -14,7 +14,7 @@ import numpy as np
 from alpa_hpc.kernels import Floats, Ints, Whole, inner, kernel
 from alpa_hpc.layers.bottleneck import Limits
 from alpa_hpc.layers.received import Reads
-from alpa_hpc.layers.tournament import ABSENT, Tournament, add_from, clear, place, settle, tournament
+from alpa_hpc.layers.tournament import ABSENT, Tournament, add_from, best_of, clear, place, settle, tournament
 
 _NOBODY = -1
 
@@ -107,9 +107,10 @@ def _next_cut(s: _Sweep, best: _Best, cut: Whole) -> None:
             entering = _enter(s, best, cut, entering, stop)
             _leave(s, origin, stop)
         settle(t, s.work[stop])
-        if t.best[1] < ABSENT:
-            winner = origin + t.winner[1]
-            best.received[cut + 1, stop] = t.best[1]
+        received, leaf = best_of(t)
+        if received < ABSENT:
+            winner = origin + leaf
+            best.received[cut + 1, stop] = received
             best.deviation[cut + 1, stop] = best.deviation[cut, winner] + (s.work[stop] - s.work[winner] - 1.0) ** 2
             best.previous[cut + 1, stop] = winner
 

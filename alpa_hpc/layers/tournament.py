@@ -16,44 +16,30 @@ import numpy as np
 from alpa_hpc.kernels import Floats, Ints, Real, Whole, inner
 
 ABSENT = 2**60  # bytes of a start that cannot be taken
+_ADDED, _BEST, _WINNER, _PENDING = range(4)
 
 
 class Tournament(NamedTuple):
-    """A tree of `counts[0]` leaves; node 1 is the root, 2 n and 2 n + 1 are below node n.
+    """A tree of `counts[0]` leaves; node 1 is the root, 2 n and 2 n + 1 are below node n, so that both lie in one line of the cache.
 
-    added:   by node, bytes added at its leaves, so to all leaves right of them as well
-    best:    by node, the smallest bytes of its leaves, without what is added left of it
-    winner:  by node, the leaf that has them
-    until:   by node, up to which x that holds
-    own:     by leaf, its own deviation so far + target^2
-    target:  by leaf
-    pending: the `counts[1]` leaves that have changed; then nodes, in the order in which they are found
+    nodes:     by node, the columns _ADDED (bytes added at its leaves, so to all leaves right of them as well), _BEST (the smallest bytes of
+               its leaves, without what is added left of it) and _WINNER (the leaf that has them); and in column _PENDING a list, of the
+               `counts[1]` leaves that have changed, or of nodes in the order in which they are found
+    until:     by node, up to which x its winner holds
+    parabolas: by leaf, (its own deviation so far + target^2, target)
     """
 
     counts: Ints
-    added: Ints
-    best: Ints
-    winner: Ints
+    nodes: Ints
     until: Floats
-    own: Floats
-    target: Floats
-    pending: Ints
+    parabolas: Floats
 
 
 @inner
 def tournament(most_leaves: Whole) -> Tournament:
     """Room for that many leaves; `clear` makes it ready."""
     size = _leaves_for(most_leaves)
-    return Tournament(
-        np.zeros(2, np.int64),
-        np.empty(2 * size, np.int64),
-        np.empty(2 * size, np.int64),
-        np.empty(2 * size, np.int64),
-        np.empty(2 * size, np.float64),
-        np.empty(size, np.float64),
-        np.empty(size, np.float64),
-        np.empty(2 * size, np.int64),
-    )
+    return Tournament(np.zeros(2, np.int64), np.empty((2 * size, 4), np.int64), np.empty(2 * size), np.empty((size, 2)))
 
 
 @inner
@@ -69,25 +55,22 @@ def clear(t: Tournament, num_leaves: Whole) -> None:
     """Make `num_leaves` leaves absent, and all nodes to be settled."""
     size = _leaves_for(num_leaves)
     t.counts[0], t.counts[1] = size, size
-    t.added[: 2 * size] = 0
-    t.best[: 2 * size] = ABSENT
     t.until[: 2 * size] = np.inf
-    t.own[:size] = 0.0
-    t.target[:size] = 0.0
-    for leaf in range(size):
-        t.winner[size + leaf] = leaf
+    t.parabolas[:size] = 0.0
+    for node in range(2 * size):
+        t.nodes[node, _ADDED], t.nodes[node, _BEST], t.nodes[node, _WINNER] = 0, ABSENT, node - size
 
 
 @inner
 def place(t: Tournament, leaf: Whole, num_bytes: Whole, deviation: Real, target: Real) -> None:
     """Give a leaf the bytes it has from now on (ABSENT: it takes no part), to which later ones are added."""
     node = t.counts[0] + leaf
-    t.best[node] = num_bytes
+    t.nodes[node, _BEST] = num_bytes
     while node > 1:
         if node & 1 == 1:
-            t.best[t.counts[0] + leaf] -= t.added[node - 1]
+            t.nodes[t.counts[0] + leaf, _BEST] -= t.nodes[node - 1, _ADDED]
         node >>= 1
-    t.own[leaf], t.target[leaf] = deviation + target * target, target
+    t.parabolas[leaf, 0], t.parabolas[leaf, 1] = deviation + target * target, target
     _touch(t, leaf)
 
 
@@ -95,9 +78,9 @@ def place(t: Tournament, leaf: Whole, num_bytes: Whole, deviation: Real, target:
 def add_from(t: Tournament, leaf: Whole, num_bytes: Whole) -> None:
     """Add bytes to the leaf and all right of it."""
     node = t.counts[0] + leaf
-    t.best[node] += num_bytes
+    t.nodes[node, _BEST] += num_bytes
     while node > 0:
-        t.added[node] += num_bytes
+        t.nodes[node, _ADDED] += num_bytes
         node >>= 1
     _touch(t, leaf)
 
@@ -105,7 +88,7 @@ def add_from(t: Tournament, leaf: Whole, num_bytes: Whole) -> None:
 @inner
 def _touch(t: Tournament, leaf: Whole) -> None:
     if t.counts[1] < t.counts[0]:
-        t.pending[t.counts[1]] = leaf
+        t.nodes[t.counts[1], _PENDING] = leaf
         t.counts[1] += 1
 
 
@@ -115,7 +98,7 @@ def settle(t: Tournament, x: Real) -> None:
     size, touched = t.counts
     if touched < size:
         for at in range(touched):
-            node = (size + t.pending[at]) >> 1
+            node = (size + t.nodes[at, _PENDING]) >> 1
             while node > 0:
                 _settle_node(t, node, x)
                 node >>= 1
@@ -130,39 +113,45 @@ def settle(t: Tournament, x: Real) -> None:
 @inner
 def _settle_expired(t: Tournament, x: Real) -> None:
     """Settle the nodes whose winner may have changed by now, children first."""
-    t.pending[0] = 1
+    t.nodes[0, _PENDING] = 1
     at, count = 0, 1
     while at < count:
-        for child in range(2 * t.pending[at], 2 * t.pending[at] + 2):
+        for child in range(2 * t.nodes[at, _PENDING], 2 * t.nodes[at, _PENDING] + 2):
             if t.until[child] < x:
-                t.pending[count] = child
+                t.nodes[count, _PENDING] = child
                 count += 1
         at += 1
     for at in range(count - 1, -1, -1):
-        _settle_node(t, t.pending[at], x)
+        _settle_node(t, t.nodes[at, _PENDING], x)
 
 
 @inner
 def _settle_node(t: Tournament, node: Whole, x: Real) -> None:
     """The winner of a node from those of its children."""
     left, right = 2 * node, 2 * node + 1
-    winner, best, until = t.winner[left], t.best[left], min(t.until[left], t.until[right])
-    other = t.added[left] + t.best[right]
+    winner, best, until = t.nodes[left, _WINNER], t.nodes[left, _BEST], min(t.until[left], t.until[right])
+    other = t.nodes[left, _ADDED] + t.nodes[right, _BEST]
     if other < best:
-        winner, best = t.winner[right], other
+        winner, best = t.nodes[right, _WINNER], other
     elif other == best:
-        meeting = _meeting(t, winner, t.winner[right])
+        meeting = _meeting(t, winner, t.nodes[right, _WINNER])
         if meeting < x:
-            winner = t.winner[right]
+            winner = t.nodes[right, _WINNER]
         else:
             until = min(until, meeting)
-    t.winner[node], t.best[node], t.until[node] = winner, best, until
+    t.nodes[node, _WINNER], t.nodes[node, _BEST], t.until[node] = winner, best, until
 
 
 @inner
 def _meeting(t: Tournament, left: Whole, right: Whole) -> Real:
     """The x from which on the right leaf, whose target is no smaller, has the smaller deviation."""
-    rise, slope = t.own[right] - t.own[left], 2.0 * (t.target[right] - t.target[left])
+    rise, slope = t.parabolas[right, 0] - t.parabolas[left, 0], 2.0 * (t.parabolas[right, 1] - t.parabolas[left, 1])
     if slope > 0.0:
         return rise / slope
     return -np.inf if rise < 0.0 else np.inf
+
+
+@inner
+def best_of(t: Tournament) -> tuple[Whole, Whole]:
+    """The smallest bytes of all leaves, and the leaf that wins; at least ABSENT if none takes part."""
+    return t.nodes[1, _BEST], t.nodes[1, _WINNER]
