@@ -19,6 +19,7 @@ import numpy as np
 
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import PlanError, TraceError
+from alpa_hpc.ir.state import shapes_of
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
@@ -130,8 +131,8 @@ class ParallelStep:
         return ParallelTraining(plan, self.cluster, traced, shapes_of(batch), session)
 
     def _trace(self, state: Any, batch: Any) -> tuple[TracedStep, LayeredStep]:
-        traced = trace_step(self.step, shapes_of(state), shapes_of(batch), num_microbatches=self.num_microbatches)
-        _check_leaves(traced)
+        traced = trace_step(self.step, state, shapes_of(batch), num_microbatches=self.num_microbatches)
+        _check_metrics(traced)
         return traced, cut_layers(traced, num_layers=self.layers.num_layers, imbalance=self.layers.imbalance)
 
     def _planned(self, layered: LayeredStep) -> ParallelPlan:
@@ -157,9 +158,9 @@ class ParallelTraining:
         return self._session.score(_fitting(batch, self._batch_shapes))
 
     def state(self) -> Any:
-        """A copy of the whole state: the pytree that was given to `start`, of numpy arrays."""
+        """A copy of the whole state: the pytree that was given to `start`, of numpy arrays (keys are keys, other objects themselves)."""
         leaves = self._session.whole_state()
-        return jax.tree.unflatten(self._traced.state_tree, [leaves[leaf] for leaf in range(len(self._traced.state_avals))])
+        return self._traced.layout.state([leaves[leaf] for leaf in range(len(self._traced.state_avals))])
 
     def explain(self) -> str:
         """The plan for people: what each stage runs and where; predicted memory of a device and seconds of an iteration."""
@@ -200,19 +201,8 @@ def explain_plan(plan: ParallelPlan, cluster: ClusterSpec) -> str:
     return "\n".join(lines)
 
 
-def shapes_of(tree: Any) -> Any:
-    """A pytree's shapes and dtypes, as jax would take them (a Python float is a float32 scalar)."""
-    return jax.eval_shape(lambda whole: whole, tree)
-
-
-def _check_leaves(traced: TracedStep) -> None:
-    """Raise TraceError for what cannot be placed or reported: typed PRNG keys in the state, metrics that are no scalars."""
-    for name, aval in zip(traced.state_names, traced.state_avals, strict=True):
-        if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
-            raise TraceError(
-                f"state leaf '{name}' is a PRNG key. Keep jax.random.key_data(key) in the state, "
-                "and use jax.random.wrap_key_data inside the step."
-            )
+def _check_metrics(traced: TracedStep) -> None:
+    """Raise TraceError for metrics that are no scalars, which cannot be reported."""
     metrics = traced.after.out_avals[len(traced.state_avals) :]
     for name, aval in zip(traced.metric_names, metrics, strict=True):
         if aval.shape:
@@ -221,7 +211,7 @@ def _check_leaves(traced: TracedStep) -> None:
 
 def _host_leaves(traced: TracedStep, state: Any) -> dict[int, np.ndarray]:
     """The state's leaves as whole host arrays, of the dtypes that were traced."""
-    leaves = jax.tree.leaves(state)
+    leaves = traced.layout.arrays(state)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise TraceError("the state to start from must hold arrays, found shapes: shapes alone are enough for find_plan only.")
     return {index: np.asarray(leaf, dtype=aval.dtype) for index, (leaf, aval) in enumerate(zip(leaves, traced.state_avals, strict=True))}

@@ -251,13 +251,13 @@ def compiled(setting: Setting, made: Prepared, plan: Priced) -> Running:
     tasks = compile_tasks(assembly, 0, mesh)
     state = made.train_step.init(jax.random.key(0))
     source = SyntheticBatches(setting.model, num_values_of(setting.model))
-    inputs = microbatch_inputs(traced, state, source.batch(Split.TRAINING, setting.training.batch_size, seed=0, step=0))
+    leaves = {leaf: np.asarray(value) for leaf, value in enumerate(traced.layout.arrays(state))}
+    inputs = microbatch_inputs(traced, leaves, source.batch(Split.TRAINING, setting.training.batch_size, seed=0, step=0))
     runs = Counter(one.task for one in assembly.programs[0].instructions if isinstance(one, Run))
     traffic: Counter[str] = Counter()
     for name, count in runs.items():
         for one in collectives(tasks[name].as_text() or ""):
             traffic[one.kind.value] += count * one.num_bytes
-    leaves = {leaf: np.asarray(value) for leaf, value in enumerate(jax.tree.leaves(state))}
     executor = ready(assembly.programs[0], tasks, in_process_transports([mesh])[0])
     fed = {(k, m): place_batch(assembly, 0, mesh, k, np.asarray(value)) for m, part in enumerate(inputs) for k, value in enumerate(part)}
     return Running(plan, assembly, executor, lambda k, m: fed[k, m], place_state(assembly, 0, mesh, leaves), traffic)

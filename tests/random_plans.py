@@ -42,7 +42,7 @@ ROWS = 8  # of a microbatch
 NUM_LAYERS = 4
 SMALL_SHAPES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1))
 
-Step = Callable[..., tuple[dict[str, Any], dict[str, jax.Array]]]
+Step = Callable[..., tuple[Any, dict[str, jax.Array]]]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,12 @@ class Work:
 
 @dataclass(eq=False)
 class Family:
-    """A model and its optimiser: `step(state, batch)` from `state`; `make_batch(rows)`."""
+    """A model and its optimiser: `step(state, batch)` from `state`; `make_batch(rows)`. The solver's choices are those for `cluster`."""
 
     step: Step
-    state: dict[str, Any]
-    make_batch: Callable[[int], dict[str, np.ndarray]]
+    state: Any
+    make_batch: Callable[[int], Any]
+    cluster: ClusterSpec = CLUSTER
     works: dict[int, Work] = field(default_factory=dict)
     solvers: dict[tuple[int, tuple[int, int], bool], StageSolver] = field(default_factory=dict)
     compiled: dict[tuple[object, ...], Task] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Family:
         if key not in self.solvers:
             rows, cols = variant.shape
             submesh = Submesh(2, 4) if rows * cols == 8 else Submesh(1, rows * cols)
-            prices = MeshPrices(logical_mesh(CLUSTER, submesh, MeshShape(rows, cols)))
+            prices = MeshPrices(logical_mesh(self.cluster, submesh, MeshShape(rows, cols)))
             self.solvers[key] = StageSolver(self.work(num_microbatches).layered, prices, variant.remat)
         solver = self.solvers[key]
         if variant.seed < 0:
@@ -166,8 +167,8 @@ def run_plan(
     """One iteration of a plan, all meshes in this thread; `programs` and `tasks` stand in for the right ones."""
     assembly, work = family.assembly(plan), family.work(plan.num_microbatches)
     meshes = [variant.mesh for variant in plan.stages]
-    leaves = {number: np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(family.state))}
-    microbatches = microbatch_inputs(work.traced, family.state, work.batch)
+    leaves = {number: np.asarray(leaf) for number, leaf in enumerate(work.traced.layout.arrays(family.state))}
+    microbatches = microbatch_inputs(work.traced, leaves, work.batch)
     transports = in_process_transports(meshes)
     programs = assembly.programs if programs is None else programs
     tasks = [family.tasks(assembly, index, variant) for index, variant in enumerate(plan.stages)] if tasks is None else tasks
@@ -187,8 +188,9 @@ def run_plan(
 def assert_equal(family: Family, plan: Plan, outcome: Outcome, tolerance: float = 2e-4) -> None:
     """Each state leaf has changed as it does on one device (for SGD with rate 1 the change is the gradient), and so are the metrics."""
     work = family.work(plan.num_microbatches)
-    before = [np.asarray(x, np.float64) for x in jax.tree.leaves(family.state)]
-    after = [np.asarray(x, np.float64) for x in jax.tree.leaves(work.expected_state)]
+    layout = work.traced.layout
+    before = [np.asarray(x, np.float64) for x in layout.arrays(family.state)]
+    after = [np.asarray(x, np.float64) for x in layout.arrays(work.expected_state)]
     seen: set[int] = set()
     for mesh, leaves in enumerate(outcome.leaves):
         for number, leaf in leaves.items():

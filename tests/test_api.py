@@ -95,7 +95,7 @@ parallelize = partial(alpa_hpc.parallelize, cluster=SLOW_BETWEEN, num_microbatch
 def train_like_one_device(parallel: ParallelStep, state: Any, batches: list[Any]) -> ParallelTraining:
     """Train on the batches and compare every metric, and the state in the end, with the one-device reference."""
     training = parallel.start(state, batches[0])
-    traced = trace_step(parallel.step, shapes_of(state), shapes_of(batches[0]), num_microbatches=parallel.num_microbatches)
+    traced = trace_step(parallel.step, state, shapes_of(batches[0]), num_microbatches=parallel.num_microbatches)
     reference = jax.jit(partial(reference_step, traced))
     expected_state = jax.tree.map(jnp.asarray, state)
     for batch in batches:
@@ -214,7 +214,9 @@ def vector_metric(state: Any, batch: Any) -> Any:
 
 def with_key(state: Any, batch: Any) -> Any:
     inner, metrics = mean_step(state["inner"], batch)
-    return {"inner": inner, "key": state["key"]}, metrics
+    assert isinstance(state["rate"], float), "the step hands it on, so it is a number while the step is traced"
+    key = jax.random.fold_in(state["key"], 1)
+    return {**state, "inner": inner, "key": key}, {**metrics, "drawn": state["rate"] * jax.random.uniform(key)}
 
 
 def endless(params: Any, batch: Any) -> jax.Array:
@@ -243,9 +245,18 @@ def test_steps_that_cannot_be_cut_are_refused(name: str) -> None:
         parallelize(step).start(make_state(), BATCHES[0])
 
 
-def test_a_key_in_the_state_is_refused() -> None:
-    with pytest.raises(TraceError, match="'key' is a PRNG key.*key_data"):
-        parallelize(with_key).start({"inner": make_state(), "key": jax.random.key(0)}, BATCHES[0])
+def test_keys_and_what_is_no_array_live_in_the_state() -> None:
+    state = {"inner": make_state(), "key": jax.random.key(0), "name": "mine", "rate": 0.5}
+    training = parallelize(with_key).start(state, BATCHES[0])
+    key = jax.random.key(0)
+    for _ in range(2):
+        metrics = training.step(BATCHES[0])
+        key = jax.random.fold_in(key, 1)
+        assert metrics["drawn"] == pytest.approx(0.5 * float(jax.random.uniform(key)))
+    found = training.state()
+    assert jax.random.key_impl(found["key"]) == jax.random.key_impl(key)
+    assert np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(key))
+    assert (found["name"], found["rate"], int(found["inner"]["steps"])) == ("mine", 0.5, 2)
 
 
 def test_rows_must_divide_into_microbatches() -> None:

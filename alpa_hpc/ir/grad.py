@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import calling_place, faults_of
 from alpa_hpc.ir.graph import closed_jaxpr
+from alpa_hpc.ir.state import is_array, is_key, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Value and gradient of `fun` in its first argument, like `jax.value_and_grad`.
 
+    That argument may hold what has no gradient (integers, PRNG keys, functions, as in an equinox module; Python's numbers beside arrays):
+    the gradient is None there.
     With `SumCount()` the function returns (sum, count), and what comes back is sum / count and its gradient. `aux` is a pytree prefix of
     `AuxKind` that says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches.
     """
@@ -134,16 +137,21 @@ def value_and_grad(
         )
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        params, *others = args
+        params, held = _parted(args[0])
 
-        def loss(first: object) -> object:
-            return fun(first, *others, **kwargs)
+        def loss(first: Sequence[Any]) -> object:
+            others, keywords = jax.tree.map(
+                lambda leaf: leaf, (args[1:], kwargs)
+            )  # built anew: flax's variables know the trace they are of
+            return fun(held.joined(first), *others, **keywords)
 
         match _traced.get():
             case _Traced.NOTHING:
-                return _differentiate(loss, params, has_aux, reduction)
+                value, gradients = _differentiate(loss, params, has_aux, reduction)
+                return value, held.gradient(gradients)
             case _Traced.STEP:
-                return _bind(loss, params, has_aux, reduction, aux)
+                value, gradients = _bind(loss, params, has_aux, reduction, aux)
+                return value, held.gradient(gradients)
             case _Traced.LOSS:
                 raise TraceError(
                     "alpa_hpc.value_and_grad is called inside the loss of another, and a step has one microbatch boundary: use "
@@ -153,8 +161,43 @@ def value_and_grad(
     return wrapped
 
 
-def _differentiate(loss: Callable[[object], Any], params: object, has_aux: bool, reduction: Reduction) -> tuple[object, object]:  # noqa: FBT001
-    def mean_loss(first: object) -> object:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """What of a first argument is no parameter: its tree, and the leaves that are held constant (None in the place of a parameter)."""
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    is_param: tuple[bool, ...]
+
+    def joined(self, params: Sequence[Any]) -> Any:
+        """The whole argument."""
+        remaining = iter(params)
+        pairs = zip(self.leaves, self.is_param, strict=True)
+        return jax.tree.unflatten(self.tree, [next(remaining) if is_param else leaf for leaf, is_param in pairs])
+
+    def gradient(self, gradients: Sequence[Any]) -> Any:
+        """The argument's tree with a gradient for each parameter, None elsewhere."""
+        return _Held(self.tree, (None,) * len(self.leaves), self.is_param).joined(gradients)
+
+
+def _parted(argument: Any) -> tuple[list[Any], _Held]:
+    """The parameters in an argument, and the rest."""
+    leaves, tree = jax.tree.flatten(argument)
+    is_param = tuple(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves)
+    if not any(is_param):
+        is_param = tuple(map(is_number, leaves))
+    pairs = list(zip(leaves, is_param, strict=True))
+    held = _Held(tree, tuple(None if param else leaf for leaf, param in pairs), is_param)
+    return [leaf for leaf, param in pairs if param], held
+
+
+def _differentiate(
+    loss: Callable[[Sequence[Any]], Any],
+    params: Sequence[Any],
+    has_aux: bool,  # noqa: FBT001
+    reduction: Reduction,
+) -> tuple[object, Sequence[Any]]:
+    def mean_loss(first: Sequence[Any]) -> object:
         out = loss(first)
         result, extra = out if has_aux else (out, None)
         if isinstance(reduction, SumCount):
@@ -165,20 +208,25 @@ def _differentiate(loss: Callable[[object], Any], params: object, has_aux: bool,
     return jax.value_and_grad(mean_loss, has_aux=has_aux)(params)
 
 
-def _bind(loss: Callable[[object], object], params: object, has_aux: bool, reduction: Reduction, aux: object) -> tuple[object, object]:  # noqa: FBT001
+def _bind(
+    loss: Callable[[Sequence[Any]], object],
+    params: Sequence[Any],
+    has_aux: bool,  # noqa: FBT001
+    reduction: Reduction,
+    aux: object,
+) -> tuple[object, Sequence[Any]]:
     with _now_traced(_Traced.LOSS), faults_of("the loss"):
         closed, shape = jax.make_jaxpr(loss, return_shape=True)(params)
     result, extra = shape if has_aux else (shape, None)
     _check_result(result, reduction)
     kinds = _aux_kinds(extra, aux)
-    leaves, tree = jax.tree.flatten(params)
-    boundary, operands = _lift_tracers(closed, len(leaves), reduction, kinds)
+    boundary, operands = _lift_tracers(closed, len(params), reduction, kinds)
     _note(boundary, operands)
-    value, *rest = loss_gradient_p.bind(*leaves, *operands, boundary=boundary)
+    value, *rest = loss_gradient_p.bind(*params, *operands, boundary=boundary)
     aux_leaves, gradients = rest[: len(kinds)], rest[len(kinds) :]
     if has_aux:
         value = (value, jax.tree.unflatten(jax.tree.structure(extra), aux_leaves))
-    return value, jax.tree.unflatten(tree, gradients)
+    return value, gradients
 
 
 def _note(boundary: LossBoundary, operands: Sequence[Tracer[Any]]) -> None:
@@ -229,6 +277,8 @@ def _aux_kinds(extra: object, aux: object) -> tuple[AuxKind, ...]:
     for kind, leaf in zip(kinds, leaves, strict=True):
         if not isinstance(kind, AuxKind):
             raise TraceError(f"`aux` must hold AuxKind values, found {kind!r}. Use AuxKind.MEAN, SUM or LAST.")
+        if kind is AuxKind.SUM and is_key(leaf):
+            raise TraceError("an auxiliary output is a PRNG key, and keys cannot be added up. Use AuxKind.LAST for it.")
         if kind is AuxKind.MEAN and not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TraceError(
                 f"an auxiliary mean must be of a floating dtype, found {leaf.dtype}{list(leaf.shape)}. Use AuxKind.SUM, or cast it."

@@ -78,7 +78,8 @@ class Rewriter:
         return self.emit(equation, operands)
 
 
-Rules = Mapping[str, Callable[[Rewriter, JaxprEqn, list[Atom]], list[Atom]]]
+Rule = Callable[[Rewriter, JaxprEqn, list[Atom]], list[Atom]]
+Rules = Mapping[str, Rule]
 
 
 def rewrite(closed: ClosedJaxpr, calls: frozenset[str], rules: Rules) -> ClosedJaxpr:
@@ -91,12 +92,12 @@ def rewrite(closed: ClosedJaxpr, calls: frozenset[str], rules: Rules) -> ClosedJ
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline jit and closed_call only: what may be done before differentiation. Short scans with a matmul inside are unrolled."""
-    return rewrite(closed, CALLS, {"scan": _unroll_scan})
+    return rewrite(closed, CALLS, {**_POSITIONAL, "scan": _unroll_scan})
 
 
 def inline_derivative_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline all calls but remat: what may be done after differentiation and before forward and backward are parted."""
-    return rewrite(closed, DERIVATIVE_CALLS, _IDENTITIES)
+    return rewrite(closed, DERIVATIVE_CALLS, _PLAIN)
 
 
 def inline_all(closed: ClosedJaxpr, *, unguarded: frozenset[Var]) -> ClosedJaxpr:
@@ -104,14 +105,14 @@ def inline_all(closed: ClosedJaxpr, *, unguarded: frozenset[Var]) -> ClosedJaxpr
     writer = Rewriter(ALL_CALLS, {})
     inputs = [Var(var.aval) for var in closed.jaxpr.invars]
     free = {new for new, old in zip(inputs, closed.jaxpr.invars, strict=True) if old in unguarded}
-    writer.rules = {**_IDENTITIES, "remat2": lambda w, equation, operands: _inline_remat(w, equation, operands, free)}
+    writer.rules = {**_PLAIN, "remat2": lambda w, equation, operands: _inline_remat(w, equation, operands, free)}
     outputs = writer.run(closed.jaxpr, closed.consts, inputs)
     return assemble(inputs, outputs, writer.equations, writer.constants)
 
 
 def inline_update(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline every call, and turn each cond into both branches and a select (what follows the loss is cheap, and is split by parameter)."""
-    return rewrite(closed, ALL_CALLS, {**_IDENTITIES, "cond": _select_branches, "add": _add_unless_zero})
+    return rewrite(closed, ALL_CALLS, {**_PLAIN, "cond": _select_branches, "add": _add_unless_zero})
 
 
 def _inline_remat(writer: Rewriter, equation: JaxprEqn, operands: list[Atom], free: set[Var]) -> list[Atom]:
@@ -200,4 +201,17 @@ def _operand_itself(_: Rewriter, __: JaxprEqn, operands: list[Atom]) -> list[Ato
     return operands
 
 
-_IDENTITIES = {"stop_gradient": _operand_itself, "name": _operand_itself}  # they mean something to differentiation only
+def _reduce_dims(reduce: Callable[[jax.Array, Sequence[int]], jax.Array]) -> Rule:
+    """A collective over a named axis of `vmap` is, once the axis is a dim, a reduction over that dim."""
+
+    def rule(writer: Rewriter, equation: JaxprEqn, operands: list[Atom]) -> list[Atom]:
+        axes = equation.params["axes"]
+        if equation.params["axis_index_groups"] is not None or not all(isinstance(axis, int) for axis in axes):
+            return writer.emit(equation, operands)
+        return [result for operand in operands for result in writer.bind(lambda x: reduce(x, axes), operand)]
+
+    return rule
+
+
+_POSITIONAL = {"psum": _reduce_dims(lax.reduce_sum), "pmax": _reduce_dims(lax.reduce_max), "pmin": _reduce_dims(lax.reduce_min)}
+_PLAIN = {"stop_gradient": _operand_itself, "name": _operand_itself, **_POSITIONAL}  # the first two mean something to differentiation only

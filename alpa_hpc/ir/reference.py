@@ -1,6 +1,6 @@
 """TracedStep, state, batch -> new state, metrics: the one-device meaning of a step, microbatch by microbatch, in plain JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,14 +8,17 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from alpa_hpc.ir.grad import AuxKind, SumCount
+from alpa_hpc.ir.state import key_data
 from alpa_hpc.ir.trace import Split, TracedStep
 
 
-def microbatch_inputs(traced: TracedStep, state: object, batch: object) -> list[tuple[jax.Array, ...]]:
-    """The microbatch inputs of each microbatch, from the whole state and batch: rows split, keys folded with the microbatch's number."""
-    leaves = jax.tree.leaves(state)
+def microbatch_inputs(traced: TracedStep, leaves: Mapping[int, Any], batch: object) -> list[tuple[jax.Array, ...]]:
+    """The microbatch inputs of each microbatch, from the whole batch: rows split, keys folded with the microbatch's number.
+
+    `leaves` are the arrays of the state by position; those at `before_leaves` are read.
+    """
     inputs = eval_jaxpr(
-        traced.before.jaxpr, traced.before.consts, *(leaves[leaf] for leaf in traced.before_leaves), *jax.tree.leaves(batch)
+        traced.before.jaxpr, traced.before.consts, *(leaves[leaf] for leaf in traced.before_leaves), *map(key_data, jax.tree.leaves(batch))
     )
     return [
         tuple(_part(traced, position, whole, number) for position, whole in enumerate(inputs)) for number in range(traced.num_microbatches)
@@ -36,19 +39,19 @@ def _part(traced: TracedStep, position: int, whole: jax.Array, number: int) -> j
 
 def reference_step(traced: TracedStep, state: object, batch: object) -> tuple[Any, dict[str, jax.Array]]:
     """One train step on one device: gradients are summed over microbatches in order, then the update runs."""
-    leaves = jax.tree.leaves(state)
+    leaves = traced.layout.arrays(state)
     params = tuple(leaves[leaf] for leaf in traced.params)
     gradient = jax.jit(jax.value_and_grad(lambda first, others: _loss(traced, first, others), has_aux=True))
     total: list[jax.Array] = []
     sums: list[jax.Array] = []
-    for inputs in microbatch_inputs(traced, state, batch):
+    for inputs in microbatch_inputs(traced, dict(enumerate(leaves)), batch):
         (_, outputs), gradients = gradient(params, inputs)
         total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
         sums = _gathered(traced, sums, outputs)
     values, gradients = finish(traced, sums, total)
     results = eval_jaxpr(traced.after.jaxpr, traced.after.consts, *leaves, *values, *gradients)
     metrics = dict(zip(traced.metric_names, results[len(leaves) :], strict=True))
-    return jax.tree.unflatten(traced.state_tree, results[: len(leaves)]), metrics
+    return traced.layout.state(results[: len(leaves)]), metrics
 
 
 def _loss(traced: TracedStep, params: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:

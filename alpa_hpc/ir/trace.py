@@ -21,8 +21,10 @@ from alpa_hpc.ir.faults import faults_of, place_of_equation
 from alpa_hpc.ir.grad import NOWHERE, AuxKind, LossBoundary, LossReached, Reduction, SumCount, loss_gradient_p, tracing
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import CALLS, inline_calls, nested_jaxprs, rewrite
+from alpa_hpc.ir.state import StateLayout, is_key, key_data, key_impl, layout_of, shapes_of
 
 Step = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]  # pytrees of the user's own choice
+_LeafStep = Callable[[list[Any], Any], tuple[list[Any], dict[str, Any]]]  # of the arrays of a state
 
 
 class Split(enum.Enum):
@@ -37,16 +39,17 @@ class Split(enum.Enum):
 class TracedStep:
     """A train step in three parts; B = num_microbatches, `num_rows` rows in the whole batch.
 
-    before: [state leaves at `before_leaves`, batch leaves] -> microbatch inputs of the whole batch (keys as raw data)
+    before: [state leaves at `before_leaves`, batch leaves] -> microbatch inputs of the whole batch
     loss:   [params, microbatch inputs] -> [value] or [sum, count], then aux leaves; traced with num_rows / B rows
     after:  [all state leaves, value, aux leaves, gradients] -> [new state leaves, metrics]; loss results are those of the whole batch
-    `params` are the state leaves the loss is differentiated in; `splits` says how each microbatch input is split,
-    `key_impls` of which implementation a PRNG key is (empty for what is no key).
+    Keys at the borders of all three are raw data.
+    State leaves are the arrays of the state, as `layout` has them. `params` are those the loss is differentiated in; `splits` says how
+    each microbatch input is split, `key_impls` of which implementation a PRNG key is (empty for what is no key).
     """
 
     num_microbatches: int
     num_rows: int
-    state_tree: Any
+    layout: StateLayout
     batch_tree: Any
     state_names: tuple[str, ...]
     state_avals: tuple[ShapedArray, ...]
@@ -96,34 +99,39 @@ class _Loss:
 
 
 def trace_step(step: Step, state: object, batch: object, *, num_microbatches: int) -> TracedStep:
-    """Trace `step` with shapes `state` and `batch` (pytrees of ShapeDtypeStruct or arrays); the batch's rows are split into microbatches.
+    """Trace `step` with the shapes of `state` and `batch`; the batch's rows are split into microbatches.
+
+    `batch` is a pytree of ShapeDtypeStruct or arrays; `state` one in which other things may stand, see `ir.state`.
 
     Raises TraceError, with the reason, for a step that is not before | loss | after.
     """
     num_rows = _num_rows(batch, num_microbatches)
-    whole, shapes = _trace_outer(step, state, batch)
-    micro = _trace_loss(step, state, _with_rows(batch, num_rows // num_microbatches), whole.number)
-    metric_names = _check_results(state, shapes)
-    names, leaves = _named_leaves(state)
-    params = _params(whole, names)
-    before, before_leaves, splits = _before(whole, micro, batch, num_microbatches, names)
+    with tracing():
+        layout = layout_of(step, state, batch)
+    leaves = shapes_of(layout.arrays(state))
+    on_leaves = _on_leaves(step, layout)
+    whole, (new_leaves, metrics) = _trace_outer(on_leaves, leaves, batch)
+    micro = _trace_loss(on_leaves, leaves, _with_rows(batch, num_rows // num_microbatches), whole.number)
+    _check_kept(layout.names, leaves, new_leaves)
+    params = _params(whole, layout.names)
+    before, before_leaves, splits = _before(whole, micro, batch, num_microbatches, layout.names)
     return TracedStep(
         num_microbatches=num_microbatches,
         num_rows=num_rows,
-        state_tree=jax.tree.structure(state),
+        layout=layout,
         batch_tree=jax.tree.structure(batch),
-        state_names=names,
+        state_names=layout.names,
         state_avals=tuple(ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves),
         params=params,
         before=before,
         before_leaves=before_leaves,
         splits=splits,
-        key_impls=tuple(_key_impl(aval_of(atom)) if _is_key(aval_of(atom)) else "" for atom in whole.operands),
+        key_impls=tuple(key_impl(aval_of(atom)) if is_key(aval_of(atom)) else "" for atom in whole.operands),
         loss=_loss(micro.boundary, whole.boundary),
         reduction=whole.boundary.reduction,
         aux_kinds=whole.boundary.aux_kinds,
         after=_after(whole),
-        metric_names=metric_names,
+        metric_names=_metric_names(metrics),
     )
 
 
@@ -133,7 +141,7 @@ def _named_leaves(tree: object) -> tuple[tuple[str, ...], list[jax.ShapeDtypeStr
 
 
 def _has_rows(leaf: jax.ShapeDtypeStruct) -> bool:
-    return len(leaf.shape) > 0 and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return len(leaf.shape) > 0  # a key by itself has no dims; an array of keys has rows
 
 
 def _num_rows(batch: object, num_microbatches: int) -> int:
@@ -144,7 +152,13 @@ def _num_rows(batch: object, num_microbatches: int) -> int:
             "the batch has no array with rows, so there is nothing to split into microbatches. Pass the batch as second argument."
         )
     if len(set(rows.values())) > 1:
-        raise TraceError(f"all arrays of the batch must have the same number of rows (first dim), found {rows}.")
+        raw = [name for name, leaf in zip(names, leaves, strict=True) if (leaf.shape, leaf.dtype) == ((2,), jnp.uint32)]
+        hint = (
+            f" If '{raw[0]}' is a PRNG key, make it by jax.random.key instead of jax.random.PRNGKey: that is no array of rows."
+            if raw
+            else ""
+        )
+        raise TraceError(f"all arrays of the batch must have the same number of rows (first dim), found {rows}.{hint}")
     num_rows = next(iter(rows.values()))
     if num_microbatches < 1 or num_rows % num_microbatches:
         raise TraceError(
@@ -160,7 +174,7 @@ def _with_rows(batch: object, num_rows: int) -> object:
     return jax.tree.map(resize, batch)
 
 
-def _trace_outer(step: Step, state: object, batch: object, until: int = NOWHERE) -> tuple[_OuterTrace, tuple[object, object]]:
+def _trace_outer(step: _LeafStep, state: list[Any], batch: object, until: int = NOWHERE) -> tuple[_OuterTrace, Any]:
     with tracing(until) as boundaries, faults_of("the train step"):
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
     check_effects(closed, where="train step")
@@ -179,10 +193,10 @@ def _trace_outer(step: Step, state: object, batch: object, until: int = NOWHERE)
         )
     boundary = found[0].params["boundary"]
     number = boundaries.found.index(boundary) if boundary in boundaries.found else NOWHERE  # a jit may have kept it from a trace before
-    return _OuterTrace(flat, found[0], boundary, number, len(jax.tree.leaves(state))), shapes
+    return _OuterTrace(flat, found[0], boundary, number, len(state)), shapes
 
 
-def _trace_loss(step: Step, state: object, batch: object, number: int) -> _Loss:
+def _trace_loss(step: _LeafStep, state: list[Any], batch: object, number: int) -> _Loss:
     """Trace a step up to its loss `number`, or whole where that does not come up (NOWHERE; a jit that has been traced before)."""
     try:
         trace, _ = _trace_outer(step, state, batch, until=number)
@@ -195,24 +209,32 @@ def _holds_gradient(equations: Sequence[JaxprEqn]) -> bool:
     return any(eqn.primitive is loss_gradient_p or any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(eqn)) for eqn in equations)
 
 
-def _check_results(state: object, shapes: Any) -> tuple[str, ...]:
-    if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], Mapping)):
-        raise TraceError(f"a train step must return (new_state, metrics) with metrics a dict, found {jax.tree.structure(shapes)}.")
-    new_state, metrics = shapes
-    if jax.tree.structure(new_state) != jax.tree.structure(state):
-        raise TraceError(
-            f"the new state must have the structure of the state: {jax.tree.structure(state)}, found {jax.tree.structure(new_state)}."
-        )
-    names, leaves = _named_leaves(state)
-    for name, old, new in zip(names, leaves, jax.tree.leaves(new_state), strict=True):
+def _on_leaves(step: Step, layout: StateLayout) -> _LeafStep:
+    """The step as a function of the state's arrays, to arrays and metrics."""
+
+    def on_leaves(leaves: list[Any], batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        results: Any = step(layout.state(leaves), batch)
+        if not (isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping)):
+            raise TraceError(f"a train step must return (new_state, metrics) with metrics a dict, found {jax.tree.structure(results)}.")
+        new_state, metrics = results
+        return layout.arrays(new_state), dict(metrics)
+
+    return on_leaves
+
+
+def _check_kept(names: Sequence[str], old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
+    for name, old, new in zip(names, old_leaves, new_leaves, strict=True):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise TraceError(
                 f"state leaf '{name}' changes from {old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}; a step must keep both."
             )
-    metric_names, metric_leaves = _named_leaves(metrics)
-    if len(metric_leaves) != len(metrics):
+
+
+def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    names, leaves = _named_leaves(metrics)
+    if len(leaves) != len(metrics):
         raise TraceError(f"metrics must be a flat dict of arrays, found {jax.tree.structure(metrics)}.")
-    return metric_names
+    return names
 
 
 def _params(trace: _OuterTrace, names: Sequence[str]) -> tuple[int, ...]:
@@ -258,7 +280,7 @@ def _before(
             )
     leaves = tuple(leaf for leaf, var in enumerate(state_vars) if var in read)
     trimmed = assemble([*(state_vars[leaf] for leaf in leaves), *batch_vars], whole.operands, jaxpr.eqns, constants_of(whole.closed))
-    return _keys_as_data(trimmed, outputs=True), leaves, splits
+    return _keys_as_data(trimmed), leaves, splits
 
 
 def _check_same_operands(whole: _OuterTrace, micro: _Loss) -> None:
@@ -285,44 +307,24 @@ def _split(atom: Atom, micro: ShapedArray, *, tainted: bool, num_microbatches: i
     return Split.KEY if jnp.issubdtype(aval_of(atom).dtype, jax.dtypes.prng_key) else Split.SAME
 
 
-def _keys_as_data(closed: ClosedJaxpr, *, outputs: bool) -> ClosedJaxpr:
-    """PRNG keys at the border become raw data: at the outputs (`before`) or at the inputs (`loss`)."""
-    if not any(_is_key(aval) for aval in (closed.out_avals if outputs else closed.in_avals)):
+def _keys_as_data(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """PRNG keys at the inputs and outputs become raw data."""
+    if not any(map(is_key, (*closed.in_avals, *closed.out_avals))):
         return closed
 
-    def with_raw_outputs(*args: jax.Array) -> list[jax.Array]:
-        results = eval_jaxpr(closed.jaxpr, closed.consts, *args)
-        return [jax.random.key_data(x) if _is_key(aval) else x for x, aval in zip(results, closed.out_avals, strict=True)]
+    def on_data(*args: jax.Array) -> list[jax.Array]:
+        inputs = [_wrap(x, aval) if is_key(aval) else x for x, aval in zip(args, closed.in_avals, strict=True)]
+        return [key_data(x) for x in eval_jaxpr(closed.jaxpr, closed.consts, *inputs)]
 
-    def with_raw_inputs(*args: jax.Array) -> list[jax.Array]:
-        keys = [_wrap(x, aval) if _is_key(aval) else x for x, aval in zip(args, closed.in_avals, strict=True)]
-        return eval_jaxpr(closed.jaxpr, closed.consts, *keys)
-
-    if outputs:
-        return jax.make_jaxpr(with_raw_outputs)(*map(_struct, closed.in_avals))
-    return jax.make_jaxpr(with_raw_inputs)(*(_raw_struct(aval) if _is_key(aval) else _struct(aval) for aval in closed.in_avals))
-
-
-def _is_key(aval: ShapedArray) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return jax.make_jaxpr(on_data)(*(key_data(_struct(aval)) for aval in closed.in_avals))
 
 
 def _struct(aval: ShapedArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _raw_struct(aval: ShapedArray) -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(jax.random.key_data, _struct(aval))
-
-
 def _wrap(data: jax.Array, aval: ShapedArray) -> jax.Array:
-    return jax.random.wrap_key_data(data, impl=_key_impl(aval))
-
-
-def _key_impl(aval: ShapedArray) -> str:
-    found: list[str] = []
-    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), _struct(aval))
-    return found[0]
+    return jax.random.wrap_key_data(data, impl=key_impl(aval))
 
 
 def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
@@ -336,7 +338,7 @@ def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
     jaxpr = micro.loss.jaxpr
     if reached(jaxpr.eqns, jaxpr.invars[: micro.num_params]).isdisjoint(variables(jaxpr.outvars[:1])):
         raise TraceError("the loss depends on none of the parameters it is differentiated in, so there is nothing to train.")
-    return _keys_as_data(inline_calls(micro.loss), outputs=False)
+    return _keys_as_data(inline_calls(micro.loss))
 
 
 def _after(trace: _OuterTrace) -> ClosedJaxpr:
@@ -356,4 +358,4 @@ def _after(trace: _OuterTrace) -> ClosedJaxpr:
             raise TraceError(f"what follows the loss reads the batch: {short(equation)}. Return it from the loss as an auxiliary output.")
     if any(var in set(batch_vars) for var in variables(closed.jaxpr.outvars)):
         raise TraceError("the step returns a part of its batch. Return it from the loss as an auxiliary output.")
-    return assemble([*state_vars, *results], closed.jaxpr.outvars, closed.jaxpr.eqns, constants_of(closed))
+    return _keys_as_data(assemble([*state_vars, *results], closed.jaxpr.outvars, closed.jaxpr.eqns, constants_of(closed)))

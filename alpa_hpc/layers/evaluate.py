@@ -20,15 +20,15 @@ def evaluate(closed: ClosedJaxpr, *arguments: jax.Array) -> list[jax.Array]:
 
 def run_layered_step(layered: LayeredStep, traced: TracedStep, state: object, batch: object) -> tuple[object, dict[str, jax.Array]]:
     """One train step, layer by layer and microbatch by microbatch; equals `ir.reference.reference_step`."""
-    leaves = jax.tree.leaves(state)
+    leaves = traced.layout.arrays(state)
     gradients: dict[int, jax.Array] = {}
     extras: list[jax.Array] = []
-    for inputs in microbatch_inputs(traced, state, batch):
+    for inputs in microbatch_inputs(traced, dict(enumerate(leaves)), batch):
         outputs, contributions = _microbatch(layered, leaves, inputs)
         gradients = _sums(gradients, contributions)
         extras = [_gather(layered, number, extras, value) for number, value in enumerate(outputs)]
     new_leaves, metrics = run_update(layered, leaves, gradients, extras)
-    return jax.tree.unflatten(traced.state_tree, new_leaves), metrics
+    return traced.layout.state(new_leaves), metrics
 
 
 def _gather(layered: LayeredStep, number: int, extras: Sequence[jax.Array], value: jax.Array) -> jax.Array:

@@ -46,7 +46,8 @@ class MeshRunner:
 
     def feed(self, batch: Batch) -> FeedBatch:
         """Microbatch inputs of a batch, put on the mesh as they are asked for."""
-        parts = microbatch_inputs(self.traced, _StateView(self.traced, self.resident).tree(), batch)
+        leaves = {leaf: np.asarray(self.resident[Buffer(f"state.{leaf}")]) for leaf in self.traced.before_leaves}
+        parts = microbatch_inputs(self.traced, leaves, batch)
 
         def fed(batch_input: int, microbatch: int) -> jax.Array:
             return place_batch(self.assembly, self.index, self.mesh, batch_input, np.asarray(parts[microbatch][batch_input]))
@@ -63,20 +64,6 @@ class MeshRunner:
         """The loss of a scored batch: sum / count where the step counts, else the mean over microbatches."""
         totals = [float(np.asarray(result.results[Buffer(f"total.{k}")])) for k in range(self.traced.num_values)]
         return totals[0] / (totals[1] if len(totals) == 2 else self.traced.num_microbatches)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StateView:
-    """The few state leaves that the work before the loss reads, in a whole state's tree (the others stay where they are)."""
-
-    traced: TracedStep
-    resident: Mapping[Buffer, jax.Array]
-
-    def tree(self) -> object:
-        leaves: list[object] = [0] * len(self.traced.state_avals)
-        for leaf in self.traced.before_leaves:
-            leaves[leaf] = np.asarray(self.resident[Buffer(f"state.{leaf}")])
-        return jax.tree.unflatten(self.traced.state_tree, leaves)
 
 
 def build_runner(

@@ -7,6 +7,7 @@ from jax.extend.core import JaxprEqn
 
 from alpa_hpc.ir.flops import equation_bytes, equation_flops
 from alpa_hpc.ir.graph import aval_of
+from alpa_hpc.ir.state import is_key
 from alpa_hpc.sharding.build import LayerProblem, Program
 
 
@@ -51,8 +52,9 @@ def replicated_share(layers: Sequence[LayerProblem]) -> ReplicatedShare:
 
 
 def _is_divisible(eqn: JaxprEqn) -> bool:
-    """Whether an operator is on more than single numbers, or is a loop of many."""
-    return equation_flops(eqn) > 1 or any(aval_of(atom).size > 1 for atom in (*eqn.invars, *eqn.outvars))
+    """Whether an operator is on more than single numbers and single keys, or is a loop of many."""
+    makes_keys = all(is_key(aval_of(var)) for var in eqn.outvars)
+    return equation_flops(eqn) > 1 or any(aval_of(atom).size > 1 for atom in (*(() if makes_keys else eqn.invars), *eqn.outvars))
 
 
 def _programs(problem: LayerProblem) -> tuple[Program, ...]:

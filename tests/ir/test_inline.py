@@ -106,3 +106,21 @@ def test_check_names_the_fault():
         check_flat(jax.make_jaxpr(jax.jit(jnp.sin))(X), where="test")
     with pytest.raises(TraceError, match="debug_print|debug_callback"):
         check_effects(jax.make_jaxpr(lambda x: jax.debug.print("{}", x))(X), where="test")
+
+
+def over_rows(x):
+    def row(y):
+        fixed = jax.lax.stop_gradient(y)
+        return (y - jax.lax.pmean(jnp.sin(y), "rows")) * (jax.lax.pmax(fixed, "rows") - jax.lax.pmin(fixed, "rows"))
+
+    return jnp.mean(jax.vmap(row, axis_name="rows")(x) ** 2)
+
+
+@pytest.mark.parametrize("function", [over_rows, jax.grad(over_rows)], ids=["value", "gradient"])
+def test_collectives_over_an_axis_of_vmap_are_reductions(function):
+    closed = jax.make_jaxpr(function)(X)
+    assert {"psum", "pmax", "pmin"} <= set(names(closed)), "else nothing is replaced"
+    for inline in (inline_calls, inline_update):
+        flat = inline(closed)
+        assert {"psum", "pmax", "pmin"}.isdisjoint(names(flat))
+        np.testing.assert_allclose(run(flat, X)[0], function(X), rtol=1e-5, atol=1e-6)

@@ -195,7 +195,7 @@ def test_inputs_are_split_by_their_kind():
     traced = trace(step)
     assert sorted(split.value for split in traced.splits) == ["key", "rows", "same"]
     assert [traced.state_names[leaf] for leaf in traced.params] == ["w"]
-    first, second = microbatch_inputs(traced, STATE, BATCH)
+    first, second = microbatch_inputs(traced, dict(enumerate(traced.layout.arrays(STATE))), BATCH)
     rows, key, same = (traced.splits.index(split) for split in (Split.ROWS, Split.KEY, Split.SAME))
     np.testing.assert_array_equal(first[rows], BATCH["x"][:2] * 2)
     np.testing.assert_array_equal(second[rows], BATCH["x"][2:] * 2)

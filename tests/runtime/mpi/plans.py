@@ -43,7 +43,7 @@ def run_plan(family: Family, plan: Plan, context: MeshContext, transport: MpiTra
     tasks = {name: compile_task(task, mesh, QUICK) for name, task in assembly.tasks(index).items()}
     executor = prepare(assembly.programs[index], tasks, transport)
     leaves = {number: np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(family.state))}
-    microbatches = microbatch_inputs(work.traced, family.state, work.batch)
+    microbatches = microbatch_inputs(work.traced, dict(enumerate(jax.tree.leaves(family.state))), work.batch)
 
     def feed(number: int, microbatch: int) -> jax.Array:
         return place_batch(assembly, index, mesh, number, np.asarray(microbatches[microbatch][number]))
