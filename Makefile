@@ -2,13 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
+OUTSIDE := $(VENV)/.outside
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test check format clean
+.PHONY: help venv quickstart test test-outside check format clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make .venv with the pinned versions (instant when it is there).
 
@@ -22,7 +23,14 @@ quickstart: venv ## Plan, profile and train a small GPT on eight CPU devices.
 	$(BIN)/python -m alpa_hpc +experiment=quickstart
 
 test: venv ## Run all tests, two files at a time, the longest first.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --ignore tests/outside --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test-outside: $(OUTSIDE) ## Train models of other libraries, which it installs (250 MB), by plans.
+	$(BIN)/python -m pytest tests/outside --numprocesses 2 --dist loadgroup
+
+$(OUTSIDE): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[outside-models]'
+	@touch $@
 
 check: venv ## Format, lint, types and import order, as CI runs them.
 	$(BIN)/ruff format --check

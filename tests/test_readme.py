@@ -60,7 +60,7 @@ def test_each_link_leads_to_a_file(target: str) -> None:
     assert target.startswith("https://") or (REPOSITORY / target).exists()
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([a-z]+)\b", README.replace("Python 3.11 and make, and", "")))))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([a-z-]+)\b", README.replace("Python 3.11 and make, and", "")))))
 def test_each_make_target_exists(target: str) -> None:
     assert re.search(rf"^{target}:.*## ", MAKEFILE, re.MULTILINE)
 
