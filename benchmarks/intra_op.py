@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from alpa_hpc.sharding.hlo import collectives
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -49,6 +48,7 @@ from alpa_hpc.training.data import Split, SyntheticBatches
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.options import OptimiserKind, TrainingOptions
 from alpa_hpc.training.prepare import Prepared, prepare
+from alpa_hpc.verify.hlo import collectives
 
 NUM_DEVICES = 8
 NODE = Submesh(1, NUM_DEVICES)

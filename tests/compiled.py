@@ -1,16 +1,14 @@
 """A train step as one stage on one mesh: planned in the whole space, compiled task by task; its collectives as found and as planned."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
-from alpa_hpc.sharding.hlo import Collective, CollectiveKind, collectives
 from jax.sharding import Mesh
-from tests.predicted import Traffic, backward_traffic, forward_traffic, gradient_traffic, hand_out_traffic
 
 from alpa_hpc.baselines.optimum import restricted_optimum
 from alpa_hpc.baselines.restriction import FREE, Restriction
@@ -26,8 +24,13 @@ from alpa_hpc.runtime.schedule import OneFOneB
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.sharding.pricing import MeshPrices
+from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
+from alpa_hpc.verify.hlo import Collective, collectives
+from alpa_hpc.verify.traffic import PlannedCollective, planned_collectives
 from tests.random_plans import QUICK
+
+Traffic = Counter[CollectiveKind]  # bytes a device
 
 LINK = Link(1e9, 1e-6)
 NO_COMPUTE = DeviceSpec("no compute", 1 << 40, 1e30, 1e30, 1e30, 1.0)
@@ -79,9 +82,8 @@ class Planned:
     @cached_property
     def predicted(self) -> Mapping[str, Traffic]:
         """Bytes a device of each kind of collective that the plan stands for, task by task."""
-        step, stage, io = self.step, self.stage, self.assembly.pipeline.stages[0]
-        update = gradient_traffic(step, stage, io.params) + hand_out_traffic(step, stage, io)
-        return {"forward": forward_traffic(step, stage), "backward": backward_traffic(step, stage), "update": update}
+        io, tasks = self.assembly.pipeline.stages[0], self.assembly.tasks(0)
+        return {name: traffic_of(planned_collectives(self.step, self.stage, io, tasks[name])) for name in WORKING}
 
     def traffic(self, *names: str) -> Traffic:
         """Bytes a device of each kind of collective in compiled tasks."""
@@ -119,6 +121,14 @@ class Planned:
                 if leaf in update.work.leaves:
                     return chosen.spec(update.leaves[update.work.leaves.index(leaf)])
         raise AssertionError(f"{name} belongs to no parameter")
+
+
+def traffic_of(planned: Iterable[PlannedCollective]) -> Traffic:
+    """Bytes a device of each kind."""
+    total: Traffic = Counter()
+    for one in planned:
+        total[one.lane.kind] += one.num_bytes
+    return total
 
 
 def planned(made: Traced, shape: MeshShape, restriction: Restriction = FREE, *, device: DeviceSpec = PRODUCTS) -> Planned:

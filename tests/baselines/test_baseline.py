@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from alpa_hpc.sharding.hlo import CollectiveKind
 from jax import lax
 
 from alpa_hpc.baselines.baseline import Baseline, Inapplicable, baseline_restriction
@@ -25,6 +24,7 @@ from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.models.gpt import GPT
 from alpa_hpc.models.moe import MoE
 from alpa_hpc.models.wide_resnet import WideResNet
+from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.training.prepare import prepare
 from tests.compiled import LINK, NO_COMPUTE, Planned, Traced, planned, prices_on, traced

@@ -128,11 +128,11 @@ def test_equal_stages_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()  # what it took to settle the space, by a solve of the whole model that is not kept
 
     def solved(start: int, stop: int) -> int:
-        before = calls["minimise"]
+        before = calls["minimise"] + calls["solve"]
         solver.value(start, stop, MemoryPrice(0.0, 0.0))
-        return calls["minimise"] - before
+        return calls["minimise"] + calls["solve"] - before
 
     assert solved(1, 3) > 0
     assert [solved(start, start + 2) for start in range(1, 6)] == [0] * 5, "two middle layers, wherever they stand"
     assert solved(0, 8) > 0 and solved(0, 8) == 0
-    assert calls["build_layer"] == 3 and calls["solve"] == 0
+    assert calls["build_layer"] == 3

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from alpa_hpc.sharding.hlo import CollectiveKind
 from jax import lax
 
 from alpa_hpc.baselines.baseline import Baseline, baseline_restriction
@@ -25,6 +24,7 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.grad import value_and_grad
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.runtime.session import in_process_session
+from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
 from tests.compiled import LINK, Planned, Traced, assert_compiles_as_planned, planned, traced
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from alpa_hpc.sharding.hlo import CollectiveKind
 from jax import lax
 from jax.sharding import Mesh
 
@@ -20,6 +19,7 @@ from alpa_hpc.ir.grad import value_and_grad
 from alpa_hpc.models.moe import MoE
 from alpa_hpc.models.transformer import layer_norm
 from alpa_hpc.runtime.assemble import place_state
+from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
 from tests.compiled import LINK, PRODUCTS, Traced, assert_compiles_as_planned, planned, traced
 from tests.sharding.operators import Trial, all_plans, check, floats, only_equation
