@@ -26,6 +26,7 @@ from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
+from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
 from alpa_hpc.planner.refine import with_exact_memory
 from alpa_hpc.planner.search import SCHEDULES, analytic_seconds, best_partitions, find_candidates, pick, simulate_partition
@@ -34,8 +35,7 @@ from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process_session
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
-from alpa_hpc.stages.options import RematChoice, SearchOptions
-from alpa_hpc.stages.pricing import StagePricer
+from alpa_hpc.stages.options import RematChoice, SearchOptions, with_layers_for
 from alpa_hpc.verify.plan import check_plan_code
 from alpa_hpc.verify.target import check_compiler
 
@@ -43,6 +43,7 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]  # (state, batch) -> 
 
 DEFAULT_LAYERS = LayerOptions(num_layers=4, imbalance=0.5)
 DEFAULT_SEARCH = SearchOptions(
+    name="default",
     submesh_shapes=SubmeshShapes.ALL,
     logical_shapes=LogicalShapes.ALL,
     num_best=4,
@@ -66,8 +67,8 @@ def parallelize(
 
     `step(state, batch) -> (new_state, metrics)` is pure JAX for one device, with one `alpa_hpc.value_and_grad`; metrics are a dict of
     scalars. The rows of the batch are split into `num_microbatches`. With a `plan`, made for the same step, batch, `layers` and cluster,
-    nothing is searched, and `search` and `schedule` are not looked at. The forward pass is cut into 4 layers by default; more give the
-    search more freedom and more work.
+    nothing is searched, and `schedule` is not looked at, nor is `search`, but for how it cuts layers. The forward pass is cut into 4 layers
+    by default; more give the search more freedom and more work.
     """
     return ParallelStep(step, cluster, num_microbatches, plan, layers, search, schedule)
 
@@ -133,7 +134,8 @@ class ParallelStep:
     def _trace(self, state: Any, batch: Any) -> tuple[TracedStep, LayeredStep]:
         traced = trace_step(self.step, state, shapes_of(batch), num_microbatches=self.num_microbatches)
         _check_metrics(traced)
-        return traced, cut_layers(traced, num_layers=self.layers.num_layers, imbalance=self.layers.imbalance)
+        layers, clustering = with_layers_for(self.layers, self.search, self.cluster.num_devices), self.search.clustering
+        return traced, cut_layers(traced, num_layers=layers.num_layers, imbalance=layers.imbalance, clustering=clustering)
 
     def _planned(self, layered: LayeredStep) -> ParallelPlan:
         return self.plan if self.plan is not None else search_plan(layered, self.cluster, self.search, self.schedule)
@@ -175,7 +177,7 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
         ConfigError: `search.check_target` asks for code that this installation cannot compile.
     """
     check_compiler(search.check_target)
-    pricer = StagePricer(step, cluster)
+    pricer = pricer_for(step, cluster, search)
     table = with_exact_memory(pricer, pricer.price(find_candidates(step, cluster, search)), cluster, search)
     partitions = best_partitions(table, cluster, step, search)
     simulated = [simulate_partition(pricer, one, SCHEDULES[schedule], analytic_seconds(pricer)) for one in partitions]

@@ -14,7 +14,14 @@ class TraceError(AlpaError):
 
 
 class InfeasibleError(AlpaError):
-    """No plan fits the model on the cluster; the message says what is missing."""
+    """No plan fits the model on the cluster; the message says what is missing.
+
+    `missing_bytes`: of memory, a device, at the least; 0 where memory is not what is missing.
+    """
+
+    def __init__(self, message: str, missing_bytes: float = 0.0) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
 
 
 class SolverError(AlpaError):

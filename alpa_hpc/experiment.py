@@ -25,6 +25,7 @@ from alpa_hpc.launch.status import reporting
 from alpa_hpc.parts import cost_store, counted_flop, open_training_data, prepared, store_result, whole_cluster
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
+from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan
 from alpa_hpc.planner.refine import Refinement, unmeasured, with_exact_memory, with_measurements
 from alpa_hpc.planner.requests import describe_request
@@ -37,8 +38,6 @@ from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_do
 from alpa_hpc.report.result import print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
-from alpa_hpc.sharding.solve import SolverOptions
-from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
@@ -138,11 +137,10 @@ def plan_experiment(
     """Turn a layered step and a cluster into a checked parallel plan."""
     step, cluster, search = made.step, config.cluster, config.search
     candidates = watch.time("candidates", lambda: find_candidates(step, cluster, search))
-    general = SolverOptions(time_limit_seconds=search.solver_seconds, table_cap=search.table_cap)
-    pricer = StagePricer(step, cluster, general=general, solved=SolvedRuns(read_solutions(paths.solutions)))
+    pricer = pricer_for(step, cluster, search, read_solutions(paths.solutions))
     watch.time("problems", lambda: pricer.build(watch.counted(candidates)))
     table = watch.time("solve", lambda: pricer.price(watch.counted(candidates)))
-    write_solutions(paths.solutions, pricer.solved.new)
+    write_solutions(paths.solutions, pricer.learnt)
     table = watch.time("stage_dp", lambda: with_exact_memory(pricer, table, cluster, search))
     profiler = StoreProfiler(paths, cost_store(config, paths), functools.partial(launcher.profile, paths), launcher.num_shares)
     refinement = watch.time("profile", lambda: refine(config, pricer, table, profiler))

@@ -12,13 +12,15 @@ from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.launch.site import Platform, site_environment
 from alpa_hpc.report.result import Unit, Work, write_result
+from alpa_hpc.stages.options import with_layers_for
 from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.prepare import Prepared, Timed, prepare, untimed
 
 
 def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:
-    """The traced and layered train step of a config."""
-    return prepare(config.model, config.training, config.layers, config.schedule.num_microbatches, timed)
+    """The traced and layered train step of a config, cut as its search asks."""
+    layers = with_layers_for(config.layers, config.search, config.cluster.num_devices)
+    return prepare(config.model, config.training, layers, config.schedule.num_microbatches, timed, config.search.clustering)
 
 
 def open_training_data(config: ExperimentConfig) -> DataSource:

@@ -13,6 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.config import ExperimentConfig, Mode, compose_experiment, load_config, register, to_config, write_config
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.locations import config_folder
@@ -23,7 +24,7 @@ from alpa_hpc.models.moe import MoE
 from alpa_hpc.models.wide_resnet import WideResNet
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.runtime.options import ScheduleKind
-from alpa_hpc.stages.candidate import SubmeshShapes
+from alpa_hpc.stages.candidate import StageCandidate, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice
 from alpa_hpc.training.options import DataKind, OptimiserKind
 
@@ -168,6 +169,37 @@ def test_the_quickstarts_model_is_of_about_a_million_parameters() -> None:
     assert 0.7e6 < model.num_params() < 1.5e6
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("alpa", {}),
+        ("intra_only", {"partitions": "one_stage"}),
+        ("inter_only", {"submesh_shapes": "one_device"}),
+        ("pp_dp", {"strategies": "data_parallel", "logical_shapes": "rows"}),
+        ("equal_layer", {"partitions": "equal_layers"}),
+        ("equal_operator", {"clustering": "equal_operators"}),
+        ("megatron", {"partitions": "grid", "strategies": "megatron", "num_best": 16}),
+        ("manual", {"partitions": "manual", "manual": ["layer 0 on 8x8 as 8x8"]}),
+        ("wide", {"submesh_shapes": "all", "remat": "search", "num_best": 8}),
+    ],
+)
+def test_each_search_is_that_of_the_paper_with_what_restricts_it(name: str, changed: dict[str, object]) -> None:
+    given = ["search.manual=[layer 0 on 8x8 as 8x8]"] if name == "manual" else []
+    base, found = (
+        OmegaConf.to_container(composed("+experiment=gpt39b", f"search={one}", *words).search)
+        for one, words in (("alpa", ()), (name, given))
+    )
+    assert isinstance(base, dict) and base["name"] == "alpa"
+    assert found == {**base, "name": name, **changed}
+    config = config_of("+experiment=gpt39b", f"search={name}", *given)
+    assert config.search.given == ((StageCandidate(0, 1, Submesh(8, 8), MeshShape(8, 8), remat=False),) if given else ())
+
+
+def test_each_search_is_tried_above() -> None:
+    names = {path.stem for path in (config_folder() / "search").glob("*.yaml")}
+    assert names == {"alpa", "intra_only", "inter_only", "pp_dp", "equal_layer", "equal_operator", "megatron", "manual", "wide"}
+
+
 def test_words_become_members_and_values_frozen_objects() -> None:
     config = config_of(
         *("+experiment=quickstart", "mode=dry_run", "launcher=slurm"),
@@ -238,6 +270,10 @@ def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
         ("layers.imbalance=-0.1", "layers: imbalance"),
         ("search.num_best=0", "search: num_best is 0"),
         ("search.solver_seconds=0", "search: solver_seconds"),
+        ("search=manual", "search: no stage is given"),
+        ("search.manual=[layer 0 on 1x4 as 2x2]", "search: manual has 1 stages, and partitions=any"),
+        ("search.manual=[layer 0 on 1x4 as 2x3]", r"search: 'layer 0 on 1x4 as 2x3' has 4 devices and sees them as 2 x 3"),
+        ("search.partitions=some", r"search\.partitions=some .* any, one_stage, equal_layers, grid, manual"),
         ("search.remat=maybe", r"search\.remat=maybe .* always, never, search"),
         ("profiling.repeats=0", "profiling: repeats"),
         ("launcher.max_ranks=0", "launcher: max_ranks"),

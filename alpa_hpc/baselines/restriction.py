@@ -7,8 +7,10 @@ besides be told how they are stored.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from alpa_hpc.baselines.dim_kinds import DimKind, Kinds
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.spec import Spec, SpecList
 
 Kind = frozenset[DimKind]
@@ -95,6 +97,10 @@ class Restriction:
         gentler = {Storage.SPLIT: Storage.WHOLE, Storage.ALL_AXES: Storage.AS_AXES}
         return gentler.get(self.matrices, self.matrices)
 
+    def divides(self, shape: MeshShape, rows: int) -> bool:
+        """Whether a microbatch of `rows` rows can be split over the axes that are for the batch."""
+        return rows % prod(size for size, use in zip(shape.sizes, self.axes, strict=True) if use is AxisUse.BATCH) == 0
+
     def permits(self, spec: Spec, kinds: Kinds) -> bool:
         """Whether a tensor whose dims are `kinds` may lie so."""
         return all(kind in PERMITTED[self.axes[axis]] for dim, kind in zip(spec.dims, kinds, strict=True) for axis in dim)
@@ -108,6 +114,8 @@ class Restriction:
 FREE = Restriction("free", (AxisUse.ANY, AxisUse.ANY))
 BATCH_ON_AXIS_0 = Restriction("batch on axis 0", (AxisUse.BATCH, AxisUse.NOT_BATCH))
 """The original's force_batch_dim_to_mesh_dim=0."""
+DATA_PARALLEL = Restriction("data parallel", (AxisUse.BATCH, AxisUse.BATCH))
+"""Each device has whole operators and its own rows; updates are free, as for Megatron below."""
 MEGATRON = Restriction("Megatron", (AxisUse.BATCH, AxisUse.INNER))
 """Data parallel over axis 0; over axis 1 columns of qkv and up, rows of out and down, the vocabulary; no sequence parallelism.
 

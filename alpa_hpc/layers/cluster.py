@@ -35,8 +35,7 @@ def cluster_equations(
     Raises TraceError if there are too few equations, or no cut keeps the layers balanced.
     """
     work = np.asarray(flops, dtype=np.float64)
-    if not 1 <= num_layers <= max(1, len(work)):
-        raise TraceError(f"{len(work)} forward equations cannot be cut into {num_layers} layers. Choose between 1 and {len(work)} layers.")
+    check_num_layers(len(work), num_layers)
     if num_layers == 1:
         return ()
     reads = flat_reads(len(work), crossings)
@@ -74,3 +73,17 @@ def _limits(reads: Reads, work: Floats, num_layers: int, imbalance: float) -> tu
 
 def _before(work: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(work)])
+
+
+def equal_counts(num_equations: int, num_layers: int) -> tuple[int, ...]:
+    """Starts of layers 1.. where each has as many equations, to within one. Raises TraceError if there are too few equations."""
+    check_num_layers(num_equations, num_layers)
+    return tuple(index * num_equations // num_layers for index in range(1, num_layers))
+
+
+def check_num_layers(num_equations: int, num_layers: int) -> None:
+    """Raise TraceError unless each of the layers can have an equation."""
+    if not 1 <= num_layers <= max(1, num_equations):
+        raise TraceError(
+            f"{num_equations} forward equations cannot be cut into {num_layers} layers. Choose between 1 and {num_equations} layers."
+        )

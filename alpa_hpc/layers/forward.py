@@ -18,7 +18,8 @@ from alpa_hpc.ir.inline import is_heavy
 from alpa_hpc.ir.key import aval_text, content_key, equation_text
 from alpa_hpc.layers.blocks import find_block
 from alpa_hpc.layers.choice import CHOOSE, choose_num_layers
-from alpa_hpc.layers.cluster import cluster_equations
+from alpa_hpc.layers.cluster import cluster_equations, equal_counts
+from alpa_hpc.layers.options import Clustering
 from alpa_hpc.layers.received import Crossing
 
 NO_LOSS = -1
@@ -68,13 +69,17 @@ class _Loss:
     body: list[JaxprEqn]
 
 
-def cut_forward(loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float) -> ForwardLayers:
-    """Cut a loss [params, batch] -> outputs (the loss first) by Eq. 6 into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
+def cut_forward(loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float, clustering: Clustering) -> ForwardLayers:
+    """Cut a loss [params, batch] -> outputs (the loss first) into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
     parts = _by_role(_with_distinct_outputs(loss), num_params)
     flops, patterns = [float(equation_flops(equation)) for equation in parts.body], _patterns(parts)
     if num_layers == CHOOSE:
         num_layers = choose_num_layers(find_block(flops, patterns), sum(map(is_heavy, parts.body)))
-    cuts = cluster_equations(flops, _crossings(parts), patterns, num_layers=num_layers, imbalance=imbalance)
+    match clustering:
+        case Clustering.COMMUNICATION:
+            cuts = cluster_equations(flops, _crossings(parts), patterns, num_layers=num_layers, imbalance=imbalance)
+        case Clustering.EQUAL_OPERATORS:
+            cuts = equal_counts(len(parts.body), num_layers)
     bounds = [0, *cuts, len(parts.body)]
     runs = [parts.body[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
     return _connect(parts, runs)

@@ -1,4 +1,4 @@
-"""TracedStep -> LayeredStep: the loss cut into layers by Eq. 6, each differentiated once, and the update split by parameter."""
+"""TracedStep -> LayeredStep: the loss cut into layers (Eq. 6), each differentiated once, and the update split by parameter."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,16 @@ from alpa_hpc.ir.trace import TracedStep
 from alpa_hpc.ir.work import Accumulation, Layer, LayeredStep, LossOutput
 from alpa_hpc.layers.differentiate import Programs, differentiate
 from alpa_hpc.layers.forward import ForwardLayer, cut_forward
+from alpa_hpc.layers.options import Clustering
 from alpa_hpc.layers.update import split_update
 
 
-def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float) -> LayeredStep:
+def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float, clustering: Clustering = Clustering.COMMUNICATION) -> LayeredStep:
     """Cut a step into `num_layers` layers (0: as many as suit it) with FLOP at most 1 + `imbalance` times the average.
 
     Raises TraceError if it cannot.
     """
-    forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance)
+    forward = cut_forward(traced.loss, num_params=len(traced.params), num_layers=num_layers, imbalance=imbalance, clustering=clustering)
     programs: dict[str, _Keyed] = {}
     layers = tuple(_layer(traced, index, layer, programs) for index, layer in enumerate(forward.layers))
     update = split_update(traced)

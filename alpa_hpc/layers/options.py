@@ -1,9 +1,19 @@
 """The knobs of operator clustering (paper, Eq. 6)."""
 
+import enum
 from dataclasses import dataclass
 
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.layers.choice import CHOOSE
+
+
+class Clustering(enum.Enum):
+    """By what operators are cut into layers."""
+
+    COMMUNICATION = "communication"
+    """Eq. 6: little is passed on, and FLOP are balanced"""
+    EQUAL_OPERATORS = "equal_operators"
+    """as many operators in each layer, whatever they cost: "equal operator" of the paper's Fig. 9"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,7 +92,7 @@ def propose(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search:
     try:
         return Refinement(current, best_partitions(current, cluster, pricer.step, search), evidence, 0)
     except InfeasibleError as error:
-        raise InfeasibleError(f"{error}{_what_failed(evidence)}") from error
+        raise InfeasibleError(f"{error}{_what_failed(evidence)}", error.missing_bytes) from error
 
 
 def _what_failed(evidence: Evidence) -> str:

@@ -4,11 +4,13 @@ candidates -> cost table -> best partitions (stage DP) -> programs in virtual ti
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from alpa_hpc.baselines.dim_kinds import microbatch_rows
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.planner.families import families, of_family
 from alpa_hpc.runtime.assemble import Assembly, assemble
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
@@ -18,15 +20,14 @@ from alpa_hpc.sharding.breakdown import NO_SECONDS, StageSeconds, layer_seconds
 from alpa_hpc.sharding.stage import layer_content
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
-from alpa_hpc.stages.candidate import CandidateOptions, StageCandidate, balanced, enumerate_candidates
+from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.objective import StageChoice, StagePartition
-from alpa_hpc.stages.options import RematChoice, SearchOptions
+from alpa_hpc.stages.options import Partitions, SearchOptions
 from alpa_hpc.stages.partition import partition_stages
 from alpa_hpc.stages.placement import place
-from alpa_hpc.stages.pricing import StagePricer, layer_flop, possible, state_bytes
+from alpa_hpc.stages.pricing import StagePricer, possible, state_bytes
 
-REMAT = {RematChoice.ALWAYS: (True,), RematChoice.NEVER: (False,), RematChoice.SEARCH: (False, True)}
 SCHEDULES: Mapping[ScheduleKind, AbstractSchedule] = {ScheduleKind.ONE_F_ONE_B: OneFOneB(), ScheduleKind.GPIPE: GPipe()}
 
 SecondsOf = Callable[[StageChoice, Stage], StageSeconds]  # what a stage's tasks take: modelled, or measured
@@ -49,32 +50,83 @@ class SimulatedPlan:
 
 
 def find_candidates(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> tuple[StageCandidate, ...]:
-    """Every stage worth pricing. A shape (1, n) is the mirror image of (n, 1) and is left out."""
-    options = CandidateOptions(search.submesh_shapes, search.logical_shapes, REMAT[search.remat])
-    candidates = enumerate_candidates(len(step.layers), cluster, options)
-    distinct = [candidate for candidate in candidates if candidate.shape.rows > 1 or candidate.shape.cols == 1]
-    found = balanced(possible(distinct, step, cluster), layer_flop(step), cluster.num_devices, search.balance)
+    """Every stage worth pricing: the candidates of all families that the search may choose from.
+
+    Raises:
+        InfeasibleError: there are none, or the model's state alone is too large for those that there are.
+        PlanError: stages are given that do not cover layers and devices, each once and in order.
+    """
+    found = tuple(dict.fromkeys(one for family in families(step, cluster, search) for one in family.candidates))
     if not found:
-        raise InfeasibleError(_too_large(step, cluster))
-    return found
+        raise InfeasibleError(_no_division(step, cluster, search))
+    if search.partitions is not Partitions.ANY:
+        return found  # there are few, and once they are priced the stage DP says what the nearest of them lacks
+    fitting = possible(found, step, cluster)
+    if _covered(fitting) != _covered(found):
+        raise _too_large(step, cluster, max(one.submesh.num_devices for one in found))
+    return fitting
 
 
-def _too_large(step: LayeredStep, cluster: ClusterSpec) -> str:
-    needed = sum(state_bytes(step).values())
-    have = float(cluster.device.memory) * cluster.num_devices
+def _covered(candidates: Sequence[StageCandidate]) -> frozenset[int]:
+    return frozenset(index for one in candidates for index in range(one.start, one.stop))
+
+
+def _no_division(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> str:
     return (
+        f"search {search.name!r} has no way to run {len(step.layers)} layers and microbatches of {microbatch_rows(step)} rows on all "
+        f"{cluster.num_devices} devices of {cluster.name}. More layers (layers.num_layers) give it more stages to choose from, larger "
+        "microbatches (schedule.num_microbatches lower) more devices for each."
+    )
+
+
+def _too_large(step: LayeredStep, cluster: ClusterSpec, most_devices: int) -> InfeasibleError:
+    held, memory = state_bytes(step), float(cluster.device.memory)
+    needed, have = sum(held.values()), memory * cluster.num_devices
+    largest = max(held.values())
+    missing = max((needed - have) / cluster.num_devices, largest / most_devices - memory, 0.0)
+    return InfeasibleError(
         f"the model's parameters, optimiser state and gradients take {needed / 1e9:.3g} GB, "
         f"the {cluster.num_devices} devices of {cluster.name} have {have / 1e9:.3g} GB: "
-        f"{max(needed - have, 0.0) / 1e9:.3g} GB are missing at the least, or no division into stages fits. "
-        "Use more devices (cluster.num_nodes) or a smaller model."
+        f"{max(needed - have, 0.0) / 1e9:.3g} GB are missing at the least, or no division into stages fits. The largest layer's take "
+        f"{largest / 1e9:.3g} GB, the devices of one stage have up to {memory * most_devices / 1e9:.3g} GB. "
+        "Use more devices (cluster.num_nodes) or a smaller model.",
+        missing,
     )
 
 
 def best_partitions(table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions) -> tuple[StagePartition, ...]:
-    """The best partitions by the stage DP, best first."""
-    return partition_stages(
-        table, cluster, num_microbatches=step.num_microbatches, memory_limit=float(cluster.device.memory), num_best=search.num_best
-    )
+    """The best partitions of all families by the stage DP, best first; none that the search allows goes below their bound.
+
+    Raises InfeasibleError where there is none; of several families it tells what the nearest one lacks.
+    """
+    outcomes = partitions_by_family(table, cluster, step, search)
+    found = [one for outcome in outcomes.values() if not isinstance(outcome, InfeasibleError) for one in outcome]
+    if not found:
+        refusals = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
+        name, nearest = min(refusals.items(), key=lambda item: item[1].missing_bytes or float("inf"))
+        among = f" (the nearest of {len(refusals)} ways: {name})" if len(refusals) > 1 else ""
+        raise InfeasibleError(f"{nearest}{among}", nearest.missing_bytes) from nearest
+    bound = min(one.lower_bound for one in found)
+    ranked = sorted(found, key=lambda one: one.objective_seconds)[: search.num_best]
+    return tuple(replace(one, lower_bound=bound) for one in ranked)
+
+
+def partitions_by_family(
+    table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions
+) -> Mapping[str, tuple[StagePartition, ...] | InfeasibleError]:
+    """For each family, by name, its best partitions, or why it has none."""
+    found = families(step, cluster, search)
+    return {one.name: _partitions(table if len(found) == 1 else of_family(table, one), cluster, step, search) for one in found}
+
+
+def _partitions(
+    table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions
+) -> tuple[StagePartition, ...] | InfeasibleError:
+    memory = float(cluster.device.memory)
+    try:
+        return partition_stages(table, cluster, num_microbatches=step.num_microbatches, memory_limit=memory, num_best=search.num_best)
+    except InfeasibleError as error:
+        return error
 
 
 def simulate_partition(pricer: StagePricer, partition: StagePartition, schedule: AbstractSchedule, seconds_of: SecondsOf) -> SimulatedPlan:
@@ -131,6 +183,7 @@ def pick(plans: Sequence[SimulatedPlan], cluster: ClusterSpec) -> SimulatedPlan:
         raise InfeasibleError(
             f"none of the {len(plans)} best partitions fits once its temporary arrays are counted: "
             f"the smallest needs {least / 1e9:.3g} GB a device, {cluster.name} has {cluster.device.memory / 1e9:.3g} GB. "
-            "Use more microbatches, search.remat=always, or search.num_best higher."
+            "Use more microbatches, search.remat=always, or search.num_best higher.",
+            least - cluster.device.memory,
         )
     return min(fitting, key=lambda plan: plan.timeline.seconds)

@@ -21,13 +21,18 @@ class SubmeshShapes(enum.Enum):
 
     ALL = "all"
     POWER_OF_TWO = "power_of_two"
+    ONE_DEVICE = "one_device"
+    """none: each stage has one device, so no operator is split"""
 
 
 class LogicalShapes(enum.Enum):
-    """Which logical shapes a submesh may take; SINGLE_NODE_MODEL_PARALLEL keeps axis 1 inside one node."""
+    """Which logical shapes a submesh may take."""
 
     ALL = "all"
     SINGLE_NODE_MODEL_PARALLEL = "single_node_model_parallel"
+    """axis 1 stays inside one node"""
+    ROWS = "rows"
+    """all devices along axis 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,12 @@ class StageCandidate:
 
 
 def submesh_shapes(cluster: ClusterSpec, shapes: SubmeshShapes) -> tuple[Submesh, ...]:
-    """The physical submeshes a stage may have, by number of devices: the divisors of a node, then whole nodes; always the whole cluster."""
+    """The physical submeshes a stage may have, by number of devices: the divisors of a node, then whole nodes; always the whole cluster.
+
+    With ONE_DEVICE a device, and nothing else.
+    """
+    if shapes is SubmeshShapes.ONE_DEVICE:
+        return (Submesh(1, 1),)
     in_node = tuple(Submesh(1, size) for size in _divisors(cluster.devices_per_node))
     counts = range(2, cluster.num_nodes + 1)
     if shapes is SubmeshShapes.POWER_OF_TWO:
@@ -70,7 +80,8 @@ def submesh_shapes(cluster: ClusterSpec, shapes: SubmeshShapes) -> tuple[Submesh
 def mesh_shapes(submesh: Submesh, shapes: LogicalShapes) -> tuple[MeshShape, ...]:
     """The logical shapes (n / k, k) of a submesh of n devices, by rows."""
     num_devices = submesh.num_devices
-    widest = num_devices if shapes is LogicalShapes.ALL else submesh.devices_per_node
+    limits = {LogicalShapes.ALL: num_devices, LogicalShapes.SINGLE_NODE_MODEL_PARALLEL: submesh.devices_per_node, LogicalShapes.ROWS: 1}
+    widest = limits[shapes]
     return tuple(MeshShape(num_devices // cols, cols) for cols in reversed(_divisors(num_devices)) if cols <= widest)
 
 

@@ -44,7 +44,7 @@ def partition_stages(
     grid = stage_grid(table, cluster, num_microbatches, memory_limit, in_flight)
     found = _best_by_count(grid, num_microbatches, num_best)
     if not found:
-        raise InfeasibleError(_what_is_missing(table, grid, needed_bytes(table, grid, num_microbatches, in_flight), memory_limit))
+        raise _what_is_missing(table, grid, needed_bytes(table, grid, num_microbatches, in_flight), memory_limit)
     for factor in LOOSER:
         if len(found) < num_best:
             found |= _alternatives(grid, num_microbatches, found, factor, num_best)
@@ -167,12 +167,12 @@ def _choices(table: CostTable, grid: StageGrid, path: Path) -> tuple[StageChoice
     return tuple(stages)
 
 
-def _what_is_missing(table: CostTable, grid: StageGrid, needed: FloatArray, memory_limit: float) -> str:
+def _what_is_missing(table: CostTable, grid: StageGrid, needed: FloatArray, memory_limit: float) -> InfeasibleError:
     """Why no partition exists: the one that needs the least memory a device, its largest stage and what that lacks; or no cover at all."""
     values = suffix_values(grid, needed, np.maximum, grid.max_stages)
     ends = values[1:, 0, -1]
     if not np.isfinite(ends).any():
-        return (
+        return InfeasibleError(
             f"no partition of {table.num_layers} layers uses all devices of the cluster: the cost table has options for "
             f"{len(table.options)} of its cells, and they do not cover the layers. Price more candidates, or more submesh shapes."
         )
@@ -182,9 +182,10 @@ def _what_is_missing(table: CostTable, grid: StageGrid, needed: FloatArray, memo
     start, stop, position = path[worst]
     submesh = grid.submeshes[position]
     missing = peaks[worst] - memory_limit
-    return (
+    return InfeasibleError(
         f"no partition fits: {missing:.0f} bytes ({missing / GIB:.3g} GiB) a device are missing at least. "
         f"The leanest has {len(path)} stages; its layers {start} to {stop - 1} on {submesh.num_nodes} x {submesh.devices_per_node} devices "
         f"need {peaks[worst] / GIB:.3g} GiB a device, the limit is {memory_limit / GIB:.3g} GiB. "
-        "Use more devices, smaller microbatches, remat, or smaller layers."
+        "Use more devices, smaller microbatches, remat, or smaller layers.",
+        missing,
     )

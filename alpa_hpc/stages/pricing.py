@@ -17,7 +17,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.solve import SolverOptions
-from alpa_hpc.sharding.solved import SolvedRuns
+from alpa_hpc.sharding.solved import Solved, SolvedRuns
 from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestricted
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
@@ -52,6 +52,11 @@ class StagePricer:
 
     def __post_init__(self) -> None:
         assert self.restrict is unrestricted or not self.solved.known, "what is known holds without restrictions only"
+
+    @property
+    def learnt(self) -> Mapping[str, Solved]:
+        """What was solved here and holds for later planning runs too: nothing under a restriction."""
+        return self.solved.new if self.restrict is unrestricted else {}
 
     @property
     def num_problems(self) -> int:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import jax
@@ -12,7 +13,7 @@ from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
-from alpa_hpc.layers.options import LayerOptions
+from alpa_hpc.layers.options import Clustering, LayerOptions
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.optimiser import build_optimiser
 from alpa_hpc.training.options import TrainingOptions
@@ -57,7 +58,14 @@ class Prepared:
 
 
 @without_cycle_collection()  # jaxprs are many small objects: to look for cycles is a third of the time (measured)
-def prepare(model: Model, training: TrainingOptions, layers: LayerOptions, num_microbatches: int, timed: Timed = untimed) -> Prepared:
+def prepare(
+    model: Model,
+    training: TrainingOptions,
+    layers: LayerOptions,
+    num_microbatches: int,
+    timed: Timed = untimed,
+    clustering: Clustering = Clustering.COMMUNICATION,
+) -> Prepared:
     """Trace the model's train step at its batch size and cut it into layers."""
     train_step = build_train_step(model, build_optimiser(training))
 
@@ -71,5 +79,6 @@ def prepare(model: Model, training: TrainingOptions, layers: LayerOptions, num_m
             f"the model's batch({training.batch_size}) has {traced.num_rows} rows, expected {training.batch_size}: "
             "the first dim of each of its arrays must be the argument"
         )
-    step = timed("layers", lambda: cut_layers(traced, num_layers=layers.num_layers, imbalance=layers.imbalance))
+    cut = partial(cut_layers, traced, num_layers=layers.num_layers, imbalance=layers.imbalance, clustering=clustering)
+    step = timed("layers", cut)
     return Prepared(train_step, traced, step)

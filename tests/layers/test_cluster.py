@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.kernels import compile_seconds
-from alpa_hpc.layers.cluster import cluster_equations
+from alpa_hpc.layers.cluster import cluster_equations, equal_counts
 from alpa_hpc.layers.received import Crossing
 from tests.layers.dense_cuts import dense_cuts, received_bytes
 
@@ -157,9 +157,19 @@ def test_repeated_blocks_are_cut_at_one_place_of_their_pattern():
     assert len(set(lengths)) == 1 and lengths[0] % len(block) == 0
 
 
+@given(st.integers(1, 200), st.data())
+def test_equal_counts_differ_by_one_at_most(num_equations, data):
+    num_layers = data.draw(st.integers(1, num_equations))
+    counts = np.diff([0, *equal_counts(num_equations, num_layers), num_equations])
+    assert len(counts) == num_layers
+    assert 1 <= counts.min() and counts.max() - counts.min() <= 1
+
+
 def test_too_many_layers_are_refused():
     with pytest.raises(TraceError, match="3 forward equations cannot be cut into 4 layers"):
         cluster_equations([1, 1, 1], [], range(3), num_layers=4, imbalance=0.5)
+    with pytest.raises(TraceError, match="3 forward equations cannot be cut into 4 layers"):
+        equal_counts(3, 4)
 
 
 MANY = 50_000

@@ -19,6 +19,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.differentiate import differentiate
 from alpa_hpc.layers.evaluate import run_layered_step
 from alpa_hpc.layers.layered import cut_layers
+from alpa_hpc.layers.options import Clustering
 from alpa_hpc.models.gpt import GPT
 
 OPTIMISER = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(optax.linear_schedule(0.1, 0.2, 10), momentum=0.9))
@@ -185,6 +186,17 @@ def test_a_gpt_one_block_deeper_has_the_same_middle_layers(num_blocks, num_layer
     depths = (num_blocks, num_blocks + 1)
     cut = [cut_layers(shapes_of_gpt(depth), num_layers=num_layers, imbalance=0.5) for depth in depths]
     assert len({layer.key for one in cut for layer in one.layers[1:-1]}) == 1
+
+
+@pytest.mark.parametrize("num_layers", [2, 5])
+def test_layers_of_equally_many_operators_compute_the_same(num_layers):
+    step, state, batch = gpt_case(tiny_gpt())
+    traced = trace_step(step, state, batch, num_microbatches=2)
+    layered = cut_layers(traced, num_layers=num_layers, imbalance=0.0, clustering=Clustering.EQUAL_OPERATORS)
+    assert len(layered.layers) == num_layers
+    assert layered.key != cut_layers(traced, num_layers=num_layers, imbalance=1.0).key
+    expected = quick(partial(reference_step, traced))(state, batch)
+    assert_trees_close(quick(partial(run_layered_step, layered, traced))(state, batch), expected)
 
 
 def mlp_loss(params, batch, *, block=lambda x, w: jnp.tanh(x @ w)):
