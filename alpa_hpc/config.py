@@ -8,6 +8,7 @@ each value, and `check_experiment` checks values against each other.
 import dataclasses
 import enum
 import importlib.util
+import math
 import re
 import sys
 import sysconfig
@@ -18,7 +19,9 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -29,7 +32,9 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
+from alpa_hpc.launch.paths import Origin
 from alpa_hpc.launch.site import SiteOptions
+from alpa_hpc.launch.sweeps import SweepPlace
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.profiling.options import ProfilingOptions
 from alpa_hpc.runtime.options import ScheduleOptions
@@ -97,9 +102,27 @@ def compose_command_line(task: Callable[[Composed], None]) -> None:
 
 
 def current_overrides() -> tuple[str, ...]:
-    """What the command line says beside the experiment and the folder of runs; within `compose_command_line`'s task alone."""
-    task: list[str] = list(HydraConfig.get().overrides.task)
-    return tuple(word for word in task if not word.startswith(("+experiment=", "runs=")))
+    """What the command line says for this run, in Hydra's order; within `compose_command_line`'s task alone."""
+    return tuple(HydraConfig.get().overrides.task)
+
+
+def current_origin() -> Origin:
+    """How this run comes about, the experiment and the folder of runs left out; within `compose_command_line`'s task alone."""
+    overrides = tuple(word for word in current_overrides() if not word.startswith(("+experiment=", "runs=")))
+    place = current_place()
+    return Origin(overrides) if place is None else Origin(overrides, place.folder.name, place.number)
+
+
+def current_place() -> SweepPlace | None:
+    """Which run of a sweep this is, or None where there is no sweep; within `compose_command_line`'s task alone."""
+    now = HydraConfig.get()
+    if OmegaConf.is_missing(now.job, "num"):
+        return None
+    folder = Path(now.sweep.dir).absolute()
+    asked = OmegaConf.load(folder / "multirun.yaml").hydra.overrides.task  # what Hydra's own sweeper noted before the first run
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    sweeps = {one.get_key_element(): one for one in parser.parse_overrides(list(asked)) if one.is_sweep_override()}
+    return SweepPlace(folder, int(now.job.num), math.prod(len(list(one.sweep_string_iterator())) for one in sweeps.values()))
 
 
 def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentConfig:

@@ -7,7 +7,6 @@
 import functools
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
 from alpa_hpc.launch.files import read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
 from alpa_hpc.launch.options import LauncherKind
-from alpa_hpc.launch.paths import JobKind, RunPaths, new_run
+from alpa_hpc.launch.paths import ALONE, JobKind, Origin, RunPaths, new_run
 from alpa_hpc.launch.profiling import StoreProfiler
 from alpa_hpc.launch.site import Platform, site_environment, use_site
 from alpa_hpc.launch.slurm_launcher import SlurmLauncher
@@ -35,7 +34,7 @@ from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
-from alpa_hpc.report.result import print_result
+from alpa_hpc.report.result import infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
 from alpa_hpc.stages.cost_table import CostTable
@@ -48,11 +47,11 @@ from alpa_hpc.verify.target import check_compiler, prepare_target
 IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
 
 
-def run(config: ExperimentConfig, overrides: Sequence[str] = ()) -> Path:
-    """Do what the command line asks, and return the run folder; `overrides` are kept there for people."""
+def run(config: ExperimentConfig, origin: Origin = ALONE) -> Path:
+    """Do what the command line asks, and return the run folder; `origin` is kept there for people."""
     launcher = launcher_for(config)
     check_run(config, launcher)
-    paths = new_run(config.runs, config.name, overrides)
+    paths = new_run(config.runs, config.name, origin)
     write_config(config, paths.config)
     try:
         if started(config, launcher, paths):
@@ -118,7 +117,8 @@ def plan_run(paths: RunPaths) -> None:
     launcher = launcher_for(config)
     prepare_target(config.search.check_target, config.cluster.num_devices)
     made = prepared(config, watch.time)
-    plan, record = plan_experiment(config, made, paths, launcher, watch)
+    with infeasible_noted(paths, config.name, config.search.name):
+        plan, record = plan_experiment(config, made, paths, launcher, watch)
     write_text(paths.plan, plan_to_json(plan))
     remat = any(stage.remat for stage in plan.stages)
     flop = iteration_flop(config.model, made.step, config.training.batch_size, remat=remat, count=counted_flop)
@@ -152,7 +152,7 @@ def plan_experiment(
     submeshes = [stage.submesh for stage in plan.stages]
     checked = watch.time("check", lambda: check_plan_code(chosen.assembly, submeshes, search.check_target))
     counts = profiler.num_new, profiler.num_reused
-    return plan, PlanningRecord(candidates, pricer, refinement, simulated, chosen, seconds_of, *counts, checked)
+    return plan, PlanningRecord(search, candidates, pricer, refinement, simulated, chosen, seconds_of, *counts, checked)
 
 
 def refine(config: ExperimentConfig, pricer: StagePricer, table: CostTable, profiler: StoreProfiler) -> Refinement:

@@ -1,5 +1,6 @@
 """A run that fails in this process says so in its folder, keeps what it had, and names the folder to the person."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from alpa_hpc.commands import explain, list_runs
 from alpa_hpc.config import compose_experiment
 from alpa_hpc.errors import ConfigError, TraceError
 from alpa_hpc.experiment import run
@@ -71,3 +73,30 @@ def test_a_check_that_cannot_be_made_is_refused_before_anything_starts(tmp_path:
     with pytest.raises(ConfigError, match=r"pip install '\.\[gpu-check\]'"):
         run(compose_experiment("quickstart", [*TINY, "search.check_target=h100", "mode=plan", f"runs={tmp_path}"]))
     assert not (tmp_path / "quickstart").exists()
+
+
+def test_a_sweep_of_searches_ends_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "cluster.device.memory=64000000,1000"
+    command = [sys.executable, "-m", "alpa_hpc", "-m", "+experiment=quickstart", *TINY, "mode=plan", "search=alpa,manual", sizes]
+    ended = subprocess.run([*command, f"runs={tmp_path}"], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1, "some runs found no plan"
+    told = re.search(rf"^all 4 runs in one table: python -m alpa_hpc list --sweep (\S+) --runs {tmp_path}$", ended.stdout, re.MULTILINE)
+    assert told
+    assert list_runs.main(["--sweep", told[1], "--runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [re.split(r"  +", line) for line in lines[3:7]]
+    assert [row[:3] for row in rows] == [
+        ["quickstart", "alpa", "done"],
+        ["quickstart", "alpa", "out of memory"],
+        ["quickstart", "manual", "refused"],
+        ["quickstart", "manual", "refused"],
+    ]
+    assert rows[0][5].endswith(" of 64 MB") and rows[0][-1] == "cluster.device.memory=64000000"
+    assert rows[1][-2] == "cluster.device.memory=1000" and rows[1][-1].endswith("a device are missing at least")
+    assert lines[-1] == "4 runs: 1 done, 1 out of memory, 2 refused"
+    planned, lacking = (tmp_path / "quickstart" / row[at] for row, at in ((rows[0], 7), (rows[1], 3)))
+    result = json.loads((planned / "result.json").read_text())["planning"]
+    assert (result["search"], result["infeasible"]) == ("alpa", [])
+    assert result["gap"] == result["objective_seconds"] / result["lower_bound_seconds"] - 1 >= 0
+    assert [explain.main([str(folder)]) for folder in (planned, lacking)] == [0, 1]
+    assert re.search(r"bound +.* \(gap .* %\)\n(.*\n)*plan +none fits: .* are missing at least", capsys.readouterr().out)

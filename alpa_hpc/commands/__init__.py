@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 VERBS: Mapping[str, str] = {
     "status": "what became of a run and of each of its jobs",
+    "explain": "its plan: stages, meshes, time, memory, the bound, and why others lost",
     "logs": "the output of a job",
     "cancel": "end all jobs of a run",
     "list": "all runs, the newest first",

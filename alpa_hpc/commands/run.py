@@ -1,38 +1,53 @@
 """The command line without a verb, `+experiment=NAME [overrides]`, -> a run. Hydra reads it: --help, --cfg job, -m, --config-dir."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from alpa_hpc.commands.verb import STOPPED
-from alpa_hpc.config import Composed, compose_command_line, current_overrides, to_config
+from alpa_hpc.config import Composed, compose_command_line, current_origin, current_overrides, current_place, to_config
 from alpa_hpc.errors import AlpaError
+from alpa_hpc.launch.sweeps import SweepPlace, as_part_of
 
 CLOSED = 141  # the exit status of a shell's SIGPIPE: 128 + SIGPIPE
 
 
 def run_command_line() -> int:
-    """Run what the arguments say; 1 after any AlpaError. In a sweep the other runs go on after one has failed.
+    """Run what the arguments say; 1 after any AlpaError. In a sweep the other runs go on after one has failed, and the end names its table.
 
     Ctrl-C, SIGTERM and SIGHUP stop the processes that were started here, and then this one, with status 130; jobs in a queue go on.
     """
     failed: list[AlpaError] = []
+    places: list[SweepPlace] = []
     _stop_jobs_on_signals()
 
     def task(composed: Composed) -> None:
-        with _reported(failed):
+        place = current_place()
+        places.extend([place] if place else [])
+        with _reported(failed), as_part_of(place, current_overrides()) if place else nullcontext():
             config = to_config(composed)
             from alpa_hpc.experiment import run  # late: it needs jax, which --help, --cfg and a wrong number do not
 
-            run(config, current_overrides())
+            run(config, current_origin())
 
     with _reported(failed):
         compose_command_line(task)
+    if places:
+        sys.stdout.write(f"all {places[0].total} runs in one table: {table_command(places[0])}\n")
     return 1 if failed else 0
+
+
+def table_command(place: SweepPlace) -> str:
+    """What to type for the table of a sweep."""
+    runs = place.folder.parent.parent
+    where = "" if runs == Path("runs").absolute() else f" --runs {shlex.quote(str(runs))}"
+    return f"python -m alpa_hpc list --sweep {place.folder.name}{where}"
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpa_hpc.errors import ConfigError, LaunchError, StoreError
@@ -139,10 +138,22 @@ class RunPaths:
         return self.profile_folder / f"answer-{task:04d}.json"
 
 
-def new_run(base: Path, name: str, overrides: Sequence[str] = ()) -> RunPaths:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a run came about: the words of its command line, and its sweep's id and its number there; the id is empty without a sweep."""
+
+    overrides: tuple[str, ...] = ()
+    sweep: str = ""
+    number: int = 0
+
+
+ALONE = Origin()
+
+
+def new_run(base: Path, name: str, origin: Origin = ALONE) -> RunPaths:
     """Create the folder of a new run of experiment `name` under `base` and return its paths; two callers never get the same.
 
-    `overrides` are noted in its marker, so that people can tell the runs of a sweep apart.
+    `origin` is noted in its marker, so that people can tell the runs of a sweep apart.
     """
     if _NAME.fullmatch(name) is None or name in {COSTS_FOLDER, SOLUTIONS_FOLDER}:
         raise ConfigError(
@@ -157,13 +168,15 @@ def new_run(base: Path, name: str, overrides: Sequence[str] = ()) -> RunPaths:
     paths = RunPaths(root)
     for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
         folder.mkdir(mode=0o700)
-    write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name, "overrides": list(overrides)})
+    write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name, **asdict(origin)})
     return paths
 
 
-def run_overrides(paths: RunPaths) -> tuple[str, ...]:
-    """What the command line said beside the experiment."""
-    return tuple(str(word) for word in read_json(paths.marker).get("overrides", ()))
+def run_origin(paths: RunPaths) -> Origin:
+    """How a run came about, as far as its marker tells."""
+    marker = read_json(paths.marker)
+    overrides = tuple(str(word) for word in marker.get("overrides", ()))
+    return Origin(overrides, str(marker.get("sweep", "")), int(marker.get("number", 0)))
 
 
 def open_run(root: Path) -> RunPaths:

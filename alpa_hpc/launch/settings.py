@@ -13,11 +13,12 @@ from alpa_hpc.launch.paths import JobKind, RunPaths
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run was asked for: its launcher, the jobs that it consists of beside profiling tasks, and its training steps."""
+    """What a run was asked for: its launcher, the jobs that it consists of beside profiling tasks, its training steps, its search."""
 
     launcher: LauncherKind
     jobs: tuple[JobKind, ...]
     num_steps: int
+    search: str = ""
 
 
 _JOBS: Mapping[str, tuple[JobKind, ...]] = {"full": (JobKind.PLAN, JobKind.TRAIN), "plan": (JobKind.PLAN,), "dry_run": ()}
@@ -27,7 +28,8 @@ def read_settings(paths: RunPaths) -> RunSettings:
     """The settings of a run; StoreError where its config.yaml is absent or has not what a config of this version has."""
     try:
         config: dict[str, Any] = yaml.safe_load(paths.config.read_text(encoding="utf-8"))
-        return RunSettings(LauncherKind(config["launcher"]["kind"]), _JOBS[config["mode"]], int(config["training"]["num_steps"]))
+        kind, jobs, num_steps = LauncherKind(config["launcher"]["kind"]), _JOBS[config["mode"]], int(config["training"]["num_steps"])
+        return RunSettings(kind, jobs, num_steps, str(config.get("search", {}).get("name", "")))
     except FileNotFoundError:
         raise StoreError(f"{paths.config} is not there: the command that started this run was stopped before it began") from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, ValueError) as error:

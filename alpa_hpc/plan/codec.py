@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -10,10 +11,11 @@ from alpa_hpc.errors import PlanError
 from alpa_hpc.plan.plan import PLAN_VERSION, RULES_VERSION, MadeFor, ParallelPlan, Prediction, StagePlan, check_plan
 
 KIND = "alpa_hpc plan"
+_NUMBERS = re.compile(r"\[\n([\d\s,]+)\]")  # a text of JSON has no line break inside, so this is a list of whole numbers
 
 
 def plan_to_json(plan: ParallelPlan) -> str:
-    """The plan as indented JSON with a fixed order of keys."""
+    """The plan as indented JSON that `diff` can compare: keys in a fixed order, a line each, and a list of numbers on one line."""
     document = {
         "kind": KIND,
         **meaning_to_json(plan),
@@ -23,7 +25,7 @@ def plan_to_json(plan: ParallelPlan) -> str:
         },
         "made_for": asdict(plan.made_for),
     }
-    return json.dumps(document, indent=1) + "\n"
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found.group(1).split())}]", json.dumps(document, indent=1)) + "\n"
 
 
 def plan_hash(plan: ParallelPlan) -> str:

@@ -38,7 +38,8 @@ def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, sc
                 table.append(strategies)
             rows.append(table.index(strategies))
         stages.append(StagePlan(choice.start, choice.stop, choice.submesh, stage.shape, devices, choice.option.remat, tuple(rows)))
-    prediction = Prediction(chosen.timeline.seconds, chosen.stage_bytes)
+    seconds = float(f"{chosen.timeline.seconds:.6g}")  # the digits behind differ between machines that add up differently
+    prediction = Prediction(seconds, chosen.stage_bytes)
     return check_plan(
         ParallelPlan(
             model_key=step.key,

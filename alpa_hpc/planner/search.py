@@ -119,6 +119,14 @@ def partitions_by_family(
     return {one.name: _partitions(table if len(found) == 1 else of_family(table, one), cluster, step, search) for one in found}
 
 
+def refused_families(table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions) -> Mapping[str, InfeasibleError]:
+    """Of several families, by name, those in which nothing fits, and what they lack."""
+    if len(families(step, cluster, search)) == 1:
+        return {}
+    outcomes = partitions_by_family(table, cluster, step, search)
+    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
+
+
 def _partitions(
     table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions
 ) -> tuple[StagePartition, ...] | InfeasibleError:

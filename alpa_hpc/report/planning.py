@@ -6,12 +6,13 @@ from typing import Any
 
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.refine import Refinement
-from alpa_hpc.planner.search import SecondsOf, SimulatedPlan
+from alpa_hpc.planner.search import SecondsOf, SimulatedPlan, refused_families
 from alpa_hpc.profiling.outcome import Failed, Unmeasured
 from alpa_hpc.runtime.instructions import Run
 from alpa_hpc.sharding.replicated import replicated_share, replicated_work
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.objective import StagePartition
+from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.verify.check import TaskCheck
 from alpa_hpc.verify.plan import PlanCheck
@@ -21,6 +22,7 @@ from alpa_hpc.verify.plan import PlanCheck
 class PlanningRecord:
     """Everything the planning job has to say."""
 
+    search: SearchOptions
     candidates: Sequence[StageCandidate]
     pricer: StagePricer
     refinement: Refinement
@@ -35,12 +37,15 @@ class PlanningRecord:
 def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, num_cores: int) -> dict[str, Any]:
     """The document as plain data."""
     chosen, cluster = record.chosen, record.pricer.cluster
-    iteration = chosen.timeline.seconds
+    iteration, objective, bound = chosen.timeline.seconds, chosen.partition.objective_seconds, chosen.partition.lower_bound
     return {
+        "search": record.search.name,
         "seconds": seconds,
         "counts": counts(record, step),
-        "objective_seconds": chosen.partition.objective_seconds,
-        "lower_bound_seconds": chosen.partition.lower_bound,
+        "num_microbatches": step.num_microbatches,
+        "objective_seconds": objective,
+        "lower_bound_seconds": bound,
+        "gap": objective / bound - 1,
         "predicted_step_seconds": iteration,
         "predicted_step_seconds_this_machine": shared_cores_seconds(chosen, record.seconds_of, num_cores),
         "predicted_tflops_per_device": flop / iteration / cluster.num_devices / 1e12,
@@ -53,6 +58,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "replicated": replicated_report(chosen),
         "not_measured": not_measured_rows(record.refinement),
         "check": check_report(record.checked),
+        "infeasible": infeasible_rows(record, step),
         "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
 
@@ -80,6 +86,12 @@ def not_measured_rows(refinement: Refinement) -> list[dict[str, str]]:
     return [{"label": label, "outcome": outcome, "reason": reason} for label, outcome, reason in sorted(found)]
 
 
+def infeasible_rows(record: PlanningRecord, step: LayeredStep) -> list[dict[str, Any]]:
+    """The ways of a search that ties stages to each other (points of Megatron's grid, say) in which nothing fits, and what they lack."""
+    outcomes = refused_families(record.refinement.table, record.pricer.cluster, step, record.search)
+    return [{"way": name, "reason": str(error), "missing_bytes": error.missing_bytes} for name, error in outcomes.items()]
+
+
 def _outcome_word(outcome: Failed | Unmeasured) -> str:
     match outcome:
         case Failed():
@@ -94,6 +106,7 @@ def plan_row(plan: SimulatedPlan) -> dict[str, Any]:
         "simulated_seconds": plan.timeline.seconds,
         "objective_seconds": plan.partition.objective_seconds,
         "stages": stage_rows(plan.partition),
+        "devices": [list(devices) for devices in plan.devices],
         "stage_bytes": list(plan.stage_bytes),
     }
 

@@ -3,13 +3,15 @@
 import enum
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
-from alpa_hpc.report.words import measured_words, plan_words, seconds_words
+from alpa_hpc.report.words import bound_words, measured_words, plan_words, seconds_words, standing_words
 
 
 class Unit(enum.Enum):
@@ -41,6 +43,17 @@ def write_result(paths: RunPaths, name: str, num_devices: int, work: Work) -> di
     return result
 
 
+@contextmanager
+def infeasible_noted(paths: RunPaths, name: str, search: str) -> Generator[None]:
+    """Where the block finds that nothing fits, result.json says so, in place of figures; the error goes on its way."""
+    try:
+        yield
+    except InfeasibleError as error:
+        infeasible = {"reason": str(error), "missing_bytes": error.missing_bytes}
+        write_json(paths.result, {"experiment": name, "search": search, "infeasible": infeasible})
+        raise
+
+
 def training_figures(training: dict[str, float], planning: dict[str, Any], num_devices: int, work: Work) -> dict[str, float]:
     """What was measured in training, with the rates that follow from it."""
     seconds, flop = training["step_seconds"], planning["iteration_flop"]
@@ -62,12 +75,13 @@ def print_result(result: dict[str, Any]) -> None:
     if counts["profile_tasks_new"] or counts["profile_tasks_reused"]:
         lines.append(f"timed {counts['profile_tasks_new']} stages, and took {counts['profile_tasks_reused']} timings from the cost store")
     lines.append("compared, by simulation; a stage is its layers, its devices (nodes x devices), its logical mesh:")
-    lines += [_plan_line(row) for row in plans]
+    lines += [_plan_line(row, planning) for row in plans]
     lines.append(
         f"predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster, "
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
+    lines.append(bound_words(planning))
     if planning["check"]["tasks"]:
         lines.append(check_line(planning["check"]))
     if planning["not_measured"]:
@@ -82,9 +96,9 @@ def print_result(result: dict[str, Any]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _plan_line(row: Mapping[str, Any]) -> str:
-    mark = "->" if row["chosen"] else "  "
-    return f"{mark} {seconds_words(row['simulated_seconds']):>12}  {plan_words(row)}  ({measured_words(row)})"
+def _plan_line(row: Mapping[str, Any], planning: Mapping[str, Any]) -> str:
+    mark, standing = ("->", "") if row["chosen"] else ("  ", f", {standing_words(row, planning)}")
+    return f"{mark} {seconds_words(row['simulated_seconds']):>12}  {plan_words(row)}  ({measured_words(row)}{standing})"
 
 
 def check_line(check: Mapping[str, Any]) -> str:

@@ -25,9 +25,38 @@ def seconds_words(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
+def bytes_words(num_bytes: float) -> str:
+    """`3.1 GB`, `12.4 MB`."""
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3g} MB"
+
+
+def share_words(share: float) -> str:
+    """`140 %`, `1.2 %`, `0.00013 %`."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def chosen_plan(planning: Row) -> Row:
+    """The plan that was chosen among those that were compared."""
+    return next(plan for plan in planning["plans"] if plan["chosen"])
+
+
+def standing_words(plan: Row, planning: Row) -> str:
+    """How a compared plan stands beside the chosen one: `slower by 1.2 %`, `out of memory by 0.31 GB on stage 2`."""
+    peak = max(plan["stage_bytes"])
+    if peak > planning["memory_bytes"]:
+        return f"out of memory by {bytes_words(peak - planning['memory_bytes'])} on stage {plan['stage_bytes'].index(peak)}"
+    return f"slower by {share_words(plan['simulated_seconds'] / chosen_plan(planning)['simulated_seconds'] - 1)}"
+
+
+def bound_words(planning: Row) -> str:
+    """What the stage DP's objective says of the chosen plan, and what no plan of the search goes below."""
+    objective, bound = seconds_words(planning["objective_seconds"]), seconds_words(planning["lower_bound_seconds"])
+    return f"{objective} by Eq. 2, and no plan of this search has less than {bound} (gap {share_words(planning['gap'])})"
+
+
 def chosen_words(planning: Row) -> str:
     """The plan that was chosen and its predicted step, in a line."""
-    chosen = next(plan for plan in planning["plans"] if plan["chosen"])
+    chosen = chosen_plan(planning)
     return f"{plan_words(chosen)}; predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster"
 
 

@@ -203,7 +203,7 @@ def test_each_verb_is_in_the_help_and_has_its_module(tmp_path: Path) -> None:
         assert (REPOSITORY / "alpa_hpc" / "commands" / f"{'list_runs' if name == 'list' else name}.py").is_file()
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("list",), ("logs",), ("cancel",)])
+@pytest.mark.parametrize("arguments", [("status",), ("list",), ("list", "--sweep"), ("explain",), ("logs",), ("cancel",)])
 def test_a_look_at_a_run_imports_no_jax_and_no_hydra(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     made(tmp_path / "runs")
     code = (

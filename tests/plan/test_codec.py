@@ -29,6 +29,14 @@ def test_a_plan_comes_back_as_it_was():
     assert (found.prediction, found.made_for) == (PLAN.prediction, PLAN.made_for)
 
 
+def test_a_plan_is_written_so_that_diff_can_compare_it():
+    """Nothing but what changed differs, and what belongs together stands on one line."""
+    lines = plan_to_json(PLAN).splitlines()
+    assert '   "devices": [0, 1],' in lines and '   "layers": [0, 2],' in lines and '  "stage_bytes": [10, 20]' in lines
+    other = plan_to_json(replace(PLAN, stages=(replace(STAGES[0], devices=(1, 0)), STAGES[1]))).splitlines()
+    assert [(a, b) for a, b in zip(lines, other, strict=True) if a != b] == [('   "devices": [0, 1],', '   "devices": [1, 0],')]
+
+
 def test_the_prediction_is_no_part_of_what_a_plan_means():
     assert replace(PLAN, prediction=Prediction(9.0, (1, 1))) == PLAN
     assert replace(PLAN, num_microbatches=4) != PLAN
