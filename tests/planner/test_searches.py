@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from alpa_hpc.baselines.dim_kinds import DimKind, layer_kinds
-from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape
+from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape, Submesh
 from alpa_hpc.errors import InfeasibleError, PlanError
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.options import Clustering, LayerOptions
@@ -18,7 +18,9 @@ from alpa_hpc.report.planning import stage_rows
 from alpa_hpc.report.words import stage_words
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
+from alpa_hpc.sharding.build import SpecSpace
+from alpa_hpc.sharding.solved import Solved, StageValue
+from alpa_hpc.stages.candidate import LogicalShapes, StageCandidate, SubmeshShapes
 from alpa_hpc.stages.options import Partitions, RematChoice, SearchOptions, Strategies, with_layers_for
 from alpa_hpc.training.prepare import prepare
 from tests.planning import SEARCH, TRAINING
@@ -131,6 +133,10 @@ def test_no_restriction_beats_the_whole_search(name: str) -> None:
     assert whole.bound <= restricted.bound * (1 + 1e-9)
 
 
+def test_stages_of_as_many_layers_are_good_enough_for_a_transformer() -> None:
+    assert planned("equal_layer").objective <= planned("alpa").objective * 1.01
+
+
 def test_restrictions_cost_something_here() -> None:
     whole = planned("alpa").objective
     assert sum(planned(name).objective > whole * 1.01 for name in SEARCHES) >= 3
@@ -172,3 +178,14 @@ def test_what_does_not_fit_is_refused_with_what_it_lacks() -> None:
     with pytest.raises(InfeasibleError, match=r"no partition fits: \d+ bytes .* its layers 0 to 3 on 2 x 2 devices") as refused:
         plan(manual("layers 0-3 on 2x2 as 2x2"), small)
     assert refused.value.missing_bytes > 0
+
+
+def test_what_is_solved_under_a_restriction_is_not_kept_for_others() -> None:
+    """The store of solved runs has no word for restrictions: neither may a restricted pricer read it, nor may it write to it."""
+    step = step_for(LAYERS, Clustering.COMMUNICATION)
+    known = {"some run": Solved(StageValue(0.0, 0.0, 0.0), SpecSpace.FULL)}
+    for name, is_free in (("alpa", True), ("intra_only", True), ("pp_dp", False), ("megatron", False)):
+        pricer = pricer_for(step, CLUSTER, SEARCHES[name], known)
+        assert pricer.options(StageCandidate(1, 2, Submesh(1, 2), MeshShape(2, 1), remat=True))
+        assert (pricer.solved.known == known) is is_free and bool(pricer.learnt) is is_free, name
+        assert pricer.solved.new
