@@ -80,7 +80,7 @@ def test_a_sweep_of_searches_ends_in_one_table(tmp_path: Path, capsys: pytest.Ca
     command = [sys.executable, "-m", "alpa_hpc", "-m", "+experiment=quickstart", *TINY, "mode=plan", "search=alpa,manual", sizes]
     ended = subprocess.run([*command, f"runs={tmp_path}"], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1, "some runs found no plan"
-    told = re.search(rf"^all 4 runs in one table: python -m alpa_hpc list --sweep (\S+) --runs {tmp_path}$", ended.stdout, re.MULTILINE)
+    told = re.search(rf"^all 4 runs in one table: python -m alpa_hpc list --sweep (\S+) --runs {tmp_path}$", ended.stderr, re.MULTILINE)
     assert told
     assert list_runs.main(["--sweep", told[1], "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

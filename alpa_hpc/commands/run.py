@@ -39,7 +39,7 @@ def run_command_line() -> int:
     with _reported(failed):
         compose_command_line(task)
     if places:
-        sys.stdout.write(f"all {places[0].total} runs in one table: {table_command(places[0])}\n")
+        sys.stderr.write(f"all {places[0].total} runs in one table: {table_command(places[0])}\n")
     return 1 if failed else 0
 
 
