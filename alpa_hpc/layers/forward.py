@@ -69,7 +69,9 @@ class _Loss:
     body: list[JaxprEqn]
 
 
-def cut_forward(loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float, clustering: Clustering) -> ForwardLayers:
+def cut_forward(
+    loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float, clustering: Clustering = Clustering.COMMUNICATION
+) -> ForwardLayers:
     """Cut a loss [params, batch] -> outputs (the loss first) into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
     parts = _by_role(_with_distinct_outputs(loss), num_params)
     flops, patterns = [float(equation_flops(equation)) for equation in parts.body], _patterns(parts)
