@@ -37,7 +37,7 @@ Stages = tuple[StageChoice, ...]
 def step_of(num_layers: int) -> LayeredStep:
     """A step of so many layers, and microbatches of 4 rows."""
     step = prepared().step
-    return replace(step, layers=tuple(replace(step.layers[1], index=index) for index in range(num_layers)))
+    return replace(step, layers=tuple(replace(step.layers[min(index, 1)], index=index) for index in range(num_layers)))
 
 
 def random_table(rng: np.random.Generator, num_layers: int, cluster: ClusterSpec) -> CostTable:
