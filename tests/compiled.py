@@ -37,6 +37,7 @@ NO_COMPUTE = DeviceSpec("no compute", 1 << 40, 1e30, 1e30, 1e30, 1.0)
 PRODUCTS = DeviceSpec("products", 1 << 40, 1e10, 1e10, 1e30, 1.0)
 """Takes time for products and convolutions alone: to repeat them on all devices is dearer than what the tests' collectives take."""
 WORKING = ("forward", "backward", "update")
+SCALAR = 4  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +82,13 @@ class Planned:
 
     @cached_property
     def predicted(self) -> Mapping[str, Traffic]:
-        """Bytes a device of each kind of collective that the plan stands for, task by task."""
+        """Bytes a device of each kind of collective that the plan stands for, task by task; sums of gradients are the update's."""
         io, tasks = self.assembly.pipeline.stages[0], self.assembly.tasks(0)
-        return {name: traffic_of(planned_collectives(self.step, self.stage, io, tasks[name])) for name in WORKING}
+        found = {name: planned_collectives(self.step, self.stage, io, tasks[name]) for name in WORKING}
+        if "partials" in tasks:
+            sums = planned_collectives(self.step, self.stage, io, tasks["partials"])
+            found["update"] += tuple(one for one in sums if one.num_bytes > SCALAR)
+        return {name: traffic_of(some) for name, some in found.items()}
 
     def traffic(self, *names: str) -> Traffic:
         """Bytes a device of each kind of collective in compiled tasks."""
@@ -104,7 +109,7 @@ class Planned:
         )
         return self.seconds - self.step.num_microbatches * flop / PRODUCTS.flops_32bit / self.stage.shape.num_devices
 
-    def count(self, *names: str, over: int = 4) -> Counter[CollectiveKind]:
+    def count(self, *names: str, over: int = SCALAR) -> Counter[CollectiveKind]:
         """How many collectives of more than `over` bytes some compiled tasks have: a loss takes 4."""
         return Counter(one.kind for name in names for one in self.found[name] if one.num_bytes > over)
 

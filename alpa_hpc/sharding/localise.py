@@ -34,6 +34,7 @@ LOCAL: dict[str, LocalRun] = {
     **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), shapes.pooling),
     "gather": indexing.gather,
     **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), indexing.scatter),
+    "fft": shapes.transform,
     "random_bits": random.random_bits,
     "scan": partial(nested.scan, run_local),
     "while": partial(nested.while_loop, run_local),

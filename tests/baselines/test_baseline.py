@@ -69,8 +69,8 @@ def params_of(made: Planned) -> dict[str, Spec]:
 
 
 def gradient_bytes(made: Planned) -> int:
-    """Of all gradients: a parameter that two layers read has two."""
-    params = [param for layer in made.step.layers for param in layer.params]
+    """Of all gradients; those of two layers that read a parameter are added before they are exchanged."""
+    params = {param for layer in made.step.layers for param in layer.params}
     return sum(4 * made.step.state_avals[param].size for param in params)
 
 

@@ -118,8 +118,13 @@ def test_forced_data_parallelism_of_a_wide_mlp_costs_an_all_reduce_of_all_gradie
     axes = [size for size in shape.sizes if size > 1]
     expected = sum(reduced(size, size=parts) for size in (*sizes_of(wide()), 1) for parts in axes)
     assert made.communication == pytest.approx(expected, rel=1e-4)
-    assert made.traffic("backward", "update") == {AR: len(axes) * 4 * sum(sizes_of(wide()))}
-    assert shape == GRID or made.count("forward", "backward", "update") == {AR: 1}
+    moved = made.traffic("backward", "update")
+    assert set(moved) == {AR}
+    if shape == GRID:  # over both axes at once; what is summed over one of them already (a bias) takes two turns
+        assert 4 * sum(sizes_of(wide())) <= moved[AR] <= 4.1 * sum(sizes_of(wide()))
+    else:
+        assert moved[AR] == 4 * sum(sizes_of(wide()))
+        assert made.count("forward", "backward", "update") == {AR: 1}
     assert planned(wide(), shape).communication < 0.5 * expected
     assert_compiles_as_planned(made)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import JaxprEqn
 
 from alpa_hpc.sharding.assignment import EquationPlan
@@ -60,6 +61,15 @@ def pooling(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array], pl
     del place
     columns = zip(eqn.params["window_dimensions"], operands[0].shape, shape_of(eqn.outvars[0]), plan.operands[0].dims, strict=True)
     return bind(eqn, operands, {"window_dimensions": tuple(tile if count == 1 and axes else size for size, tile, count, axes in columns)})
+
+
+def transform(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array], place: Place) -> Sequence[jax.Array]:
+    """An FFT of rows that lie in the order of their dims: XLA's on CPUs fails on others, and does not say so where layouts are chosen."""
+    del plan, place
+    (x,) = operands
+    order = Layout(tuple(range(x.ndim)))
+    (made,) = bind(eqn, [with_layout_constraint(x, order)], {})
+    return [with_layout_constraint(made, order)]
 
 
 def identity(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array], place: Place) -> Sequence[jax.Array]:
