@@ -66,7 +66,10 @@ def test_any_order_of_stages_can_be_placed(data: st.DataObject, num_nodes: int, 
 @given(data=st.data(), num_nodes=st.integers(1, 5), width=st.sampled_from([3, 6, 12]), shapes=st.sampled_from(SubmeshShapes))
 def test_every_partition_into_candidates_can_be_placed(data: st.DataObject, num_nodes: int, width: int, shapes: SubmeshShapes) -> None:
     """Nodes whose devices are no power of two, whatever stages come after each other."""
-    cluster, num_layers = cluster_of(num_nodes, width), data.draw(st.integers(1, 6))
+    if shapes is SubmeshShapes.ONE_DEVICE:  # a stage a device takes a layer a device
+        num_nodes = 1
+    cluster = cluster_of(num_nodes, width)
+    num_layers = data.draw(st.integers(0, 3)) + width if shapes is SubmeshShapes.ONE_DEVICE else data.draw(st.integers(1, 6))
     candidates = enumerate_candidates(num_layers, cluster, CandidateOptions(shapes, remat=(True,)))
     cells = {(one.start, one.stop, one.submesh) for one in candidates}
     completes = completions(frozenset(cells), num_layers)
