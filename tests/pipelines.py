@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import ReductionKind
-from alpa_hpc.runtime.instructions import Layout
+from alpa_hpc.runtime.emit import emit_outlines
+from alpa_hpc.runtime.instructions import Layout, MeshProgram
 from alpa_hpc.runtime.pipeline import PipelineIO, SharedParam, StageIO
+from alpa_hpc.runtime.routes import ReceiveLayout
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.sharding.spec import Spec, replicated
 
@@ -142,3 +144,8 @@ def stage_ios(draw: st.DrawFn, index: int, mesh: MeshShape, values: list[Path], 
         param_layouts=layouts,
         partial_layouts=layouts,
     )
+
+
+def emit_programs(pipeline: PipelineIO, schedule: AbstractSchedule, receive_layout: ReceiveLayout) -> tuple[MeshProgram, ...]:
+    """The programs of all meshes, written out."""
+    return tuple(outline.written_out() for outline in emit_outlines(pipeline, schedule, receive_layout))

@@ -16,17 +16,12 @@ a mesh waits only for work that precedes its own in the order of the schedule: n
 
 from collections.abc import Iterable, Iterator
 
-from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Instruction, MeshProgram, Run
+from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Instruction, Run
 from alpa_hpc.runtime.liveness import free_after_last_use, reads
 from alpa_hpc.runtime.outline import ProgramOutline
 from alpa_hpc.runtime.pipeline import PipelineIO, StageIO, check_pipeline
 from alpa_hpc.runtime.routes import ReceiveLayout, Route, Routes, plan_routes
 from alpa_hpc.runtime.schedule import AbstractSchedule
-
-
-def emit_programs(pipeline: PipelineIO, schedule: AbstractSchedule, receive_layout: ReceiveLayout) -> tuple[MeshProgram, ...]:
-    """The same as `emit_outlines`, written out."""
-    return tuple(outline.written_out() for outline in emit_outlines(pipeline, schedule, receive_layout))
 
 
 def emit_outlines(pipeline: PipelineIO, schedule: AbstractSchedule, receive_layout: ReceiveLayout) -> tuple[ProgramOutline, ...]:

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from alpa_hpc.errors import ProgramError
 from alpa_hpc.runtime.check import check_memory, check_programs, peak_bytes
-from alpa_hpc.runtime.emit import emit_programs
 from alpa_hpc.runtime.instructions import AllMeshReduce, Buffer, Free, Instruction, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.listing import program_hash
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
-from tests.pipelines import chain, keep_layout, pipelines, schedules, split_first_dim, tied_chain
+from tests.pipelines import chain, emit_programs, keep_layout, pipelines, schedules, split_first_dim, tied_chain
 
 Programs = tuple[MeshProgram, ...]
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa_hpc.runtime.emit import emit_programs
 from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Free, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.listing import instruction_line, program_hash
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.routes import ReceiveLayout
 from alpa_hpc.runtime.schedule import AbstractSchedule, OneFOneB
 from alpa_hpc.runtime.transfer import plan_transfer, receive_layout
-from tests.pipelines import chain, keep_layout, pipelines, schedules, split_first_dim
+from tests.pipelines import chain, emit_programs, keep_layout, pipelines, schedules, split_first_dim
 
 Content = Counter[object]  # the summands a buffer consists of
 receive_layouts: st.SearchStrategy[ReceiveLayout] = st.sampled_from([keep_layout, split_first_dim, receive_layout])

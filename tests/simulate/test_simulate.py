@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa_hpc.runtime.check import peak_bytes
-from alpa_hpc.runtime.emit import emit_outlines, emit_programs
+from alpa_hpc.runtime.emit import emit_outlines
 from alpa_hpc.runtime.instructions import AllMeshReduce, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.simulate.costs import SimulationCosts
 from alpa_hpc.simulate.simulate import simulate
 from alpa_hpc.simulate.timeline import EventKind
-from tests.pipelines import chain, keep_layout, pipelines, schedules, split_first_dim
+from tests.pipelines import chain, emit_programs, keep_layout, pipelines, schedules, split_first_dim
 
 SendSeconds = Callable[[int, int, Send], float]
 
