@@ -33,7 +33,8 @@ from alpa_hpc.runtime.transport import in_process_transports
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.spec import Spec
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, port_names
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.wiring import port_names
 
 DEVICE = DeviceSpec("cpu", 4 << 30, 1e11, 1e11, 1e10, 0.5)
 CLUSTER = ClusterSpec("two nodes", 2, 4, DEVICE, Link(1e10, 1e-6), Link(1e9, 1e-5))

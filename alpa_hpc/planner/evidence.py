@@ -12,7 +12,7 @@ from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.planner.requests import ProfileRequest
 from alpa_hpc.profiling.outcome import Failed, Measured, MeasuredTasks, MeasuredWork, Unmeasured
 from alpa_hpc.sharding.breakdown import StageSeconds, TaskSeconds
-from alpa_hpc.sharding.stage import LayerWiring
+from alpa_hpc.sharding.wiring import LayerWiring
 from alpa_hpc.stages.cost_table import StageOption
 
 

@@ -19,7 +19,7 @@ from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions
 from alpa_hpc.profiling.outcome import Failed, MeasuredTasks, MeasuredWork, Outcome, Unmeasured
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.breakdown import StageSeconds
-from alpa_hpc.sharding.stage import wire
+from alpa_hpc.sharding.wiring import wire
 from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
 from alpa_hpc.stages.objective import StageChoice, StagePartition

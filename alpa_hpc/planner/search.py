@@ -17,7 +17,7 @@ from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.breakdown import NO_SECONDS, StageSeconds, layer_seconds
-from alpa_hpc.sharding.stage import layer_content
+from alpa_hpc.sharding.wiring import layer_content
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
 from alpa_hpc.stages.candidate import StageCandidate

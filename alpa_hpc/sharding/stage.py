@@ -8,7 +8,6 @@ problem.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import inf
 
 from alpa_hpc.errors import SolverError
@@ -24,6 +23,7 @@ from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.solution import SolveStatus
 from alpa_hpc.sharding.solve import SolverOptions, solve
 from alpa_hpc.sharding.solved import Solved, SolvedRuns, StageValue, run_key
+from alpa_hpc.sharding.wiring import LayerWiring, layer_content, owned_updates, wire, wiring_key
 
 NOTHING = StageValue(inf, inf, inf)
 TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
@@ -37,18 +37,6 @@ class MemoryPrice:
 
     fixed: float
     inflight: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWiring:
-    """A layer's place in a stage: the number of each of its ports (order of LayerProblem.ports), and the ports that later layers read."""
-
-    content: str
-    ports: tuple[int, ...]
-    live: frozenset[int]
-
-    def __str__(self) -> str:
-        return f"{self.content} {self.ports} {sorted(self.live)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,59 +291,6 @@ def _squeezed(scope: tuple[int, ...], score: Costs) -> Table:
     """Without variables that have one state."""
     wide = [axis for axis, size in enumerate(score.shape) if size > 1]
     return Table(tuple(scope[axis] for axis in wide), score.reshape([score.shape[axis] for axis in wide]))
-
-
-@lru_cache(maxsize=65536)
-def wire(step: LayeredStep, start: int, stop: int) -> tuple[LayerWiring, ...]:
-    """How layers [start, stop) are joined, ports numbered by first appearance, so that equal runs of layers have equal wirings."""
-    numbers: dict[tuple[str, int], int] = {}
-    last_reader = {value: layer.index for layer in step.layers for value in layer.inputs}
-    wirings: list[LayerWiring] = []
-    for index in range(start, stop):
-        ports = port_names(step.layers[index])
-        placed = tuple(numbers.setdefault(port, len(numbers)) for port in ports)
-        live = frozenset(number for (_, value), number in numbers.items() if last_reader.get(value, -1) > index)
-        wirings.append(LayerWiring(layer_content(step, index), placed, live))
-    return tuple(wirings)
-
-
-@lru_cache(maxsize=65536)
-def wiring_key(wiring: tuple[LayerWiring, ...]) -> str:
-    """A key of equal runs of layers, in any process."""
-    return run_key(map(str, wiring))
-
-
-def port_names(layer: Layer) -> tuple[tuple[str, int], ...]:
-    """(kind, value) of each port of a layer, in the order of LayerProblem.ports."""
-    return (
-        *(("value", v) for v in layer.inputs),
-        *(("cotangent", v) for v in layer.cotangent_inputs),
-        *(("value", v) for v in layer.outputs),
-        *(("cotangent", v) for v in layer.cotangent_outputs),
-    )
-
-
-@lru_cache(maxsize=4096)
-def owned_updates(step: LayeredStep, index: int) -> tuple[ParamUpdate, ...]:
-    """Updates of the parameters that layer `index` owns: those no earlier layer reads."""
-    earlier = {p for layer in step.layers[:index] for p in layer.params}
-    mine = [p for p in step.layers[index].params if p not in earlier]
-    by_param = {work.param: work for work in step.update.params}
-    return tuple(by_param[p] for p in mine)
-
-
-@lru_cache(maxsize=4096)
-def layer_content(step: LayeredStep, index: int) -> str:
-    """What decides a layer's sharding problem: programs, updates it owns, which outputs are losses, which cotangents exist, borders."""
-    layer = step.layers[index]
-    losses = {output.value for output in step.loss_outputs}
-    owned = {work.param: work.key for work in owned_updates(step, index)}
-    params = ",".join(owned.get(p, "-") for p in layer.params)
-    outputs = ",".join(f"{int(v in losses)}{int(v in layer.cotangent_outputs)}" for v in layer.outputs)
-    inputs = ",".join(str(int(v in layer.cotangent_inputs)) for v in layer.inputs)
-    awkward = awkward_values(step)
-    borders = ",".join("".join(map(str, sorted(awkward.get(v, ())))) for v in (*layer.inputs, *layer.outputs))
-    return f"{layer.key}|{params}|{inputs}|{outputs}|{borders}"
 
 
 def _renamed(problem: LayerProblem, layer: Layer, updates: tuple[ParamUpdate, ...]) -> LayerProblem:
