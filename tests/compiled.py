@@ -28,7 +28,6 @@ from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.verify.hlo import Collective, collectives
 from alpa_hpc.verify.traffic import PlannedCollective, planned_collectives
-from tests.random_plans import QUICK
 
 Traffic = Counter[CollectiveKind]  # bytes a device
 
@@ -78,7 +77,7 @@ class Planned:
         shape = self.stage.shape
         mesh = Mesh(np.array(jax.devices()[: shape.num_devices]).reshape(shape.sizes), ("x", "y"))
         tasks = self.assembly.tasks(0)  # compiled without the passes behind HLO, which leave its collectives as they are
-        return {name: collectives(compile_task(tasks[name], mesh, QUICK).as_text() or "") for name in WORKING}
+        return {name: collectives(compile_task(tasks[name], mesh).as_text() or "") for name in WORKING}
 
     @cached_property
     def predicted(self) -> Mapping[str, Traffic]:

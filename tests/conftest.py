@@ -1,14 +1,16 @@
-"""What every test shares: a CPU that poses as eight devices, set before jax is imported by anyone."""
+"""What every test shares: a CPU that poses as eight devices and compiles fast, set before jax is imported by anyone."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.quick import QUICK_FLAGS
+
 HOST_DEVICES = "--xla_force_host_platform_device_count=8"
 
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES} {QUICK_FLAGS}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # OpenMPI refuses to start ranks for root, which is who runs the tests in a container.

@@ -38,7 +38,6 @@ from alpa_hpc.sharding.wiring import port_names
 
 DEVICE = DeviceSpec("cpu", 4 << 30, 1e11, 1e11, 1e10, 0.5)
 CLUSTER = ClusterSpec("two nodes", 2, 4, DEVICE, Link(1e10, 1e-6), Link(1e9, 1e-5))
-QUICK = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 ROWS = 8  # of a microbatch
 NUM_LAYERS = 4
 SMALL_SHAPES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1))
@@ -136,7 +135,7 @@ class Family:
         counted = assembly.pipeline.num_microbatches if task.name in ("update", "partials") else 0
         key = (variant, task.name, task.inputs, task.outputs, names, counted)
         if key not in self.compiled:
-            self.compiled[key] = compile_task(task, variant.mesh, QUICK)
+            self.compiled[key] = compile_task(task, variant.mesh)
         return self.compiled[key]
 
 

@@ -25,7 +25,6 @@ from alpa_hpc.sharding.spec import Spec
 Argument = Layout | tuple[Layout, ...]  # a buffer: one array, or the accumulators of one gradient
 Local = jax.Array | tuple[jax.Array, ...]
 LocalFunction = Callable[..., tuple[Local, ...]]
-CompilerOptions = Mapping[str, str | bool]
 Made = TypeVar("Made")
 
 
@@ -40,8 +39,8 @@ class StageTask:
     donated: tuple[int, ...] = ()
 
 
-def compile_task(task: StageTask, mesh: Mesh, options: CompilerOptions | None = None) -> Compiled:
-    """Compile a task for all devices of a mesh with axes "x" and "y"; `options` are XLA's."""
+def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
+    """Compile a task for all devices of a mesh with axes "x" and "y"."""
     shape = MeshShape(*mesh.devices.shape)
     local = task.function(Place(shape, mesh_collectives(mesh)))
 
@@ -59,7 +58,7 @@ def compile_task(task: StageTask, mesh: Mesh, options: CompilerOptions | None = 
     )
     avals = [_map_layout(lambda layout: border_struct(layout, mesh), layout) for layout in task.inputs]
     jitted = jax.jit(mapped, donate_argnums=reused_inputs(task))
-    return jitted.lower(*avals).compile(None if options is None else dict(options))
+    return jitted.lower(*avals).compile()
 
 
 def reused_inputs(task: StageTask) -> tuple[int, ...]:

@@ -66,6 +66,9 @@ class Cbc(AbstractMipSolver):
             raise SolverError(f"CBC ended with exit code {done.returncode} and no answer; its last words: {said}")
         read = pulp.COIN_CMD(path=self.path, msg=False).readsol_MPS(str(answer), model, variables, variable_names, row_names)
         status, values, _, _, _, sol_status = read
+        if status == pulp.LpStatusInfeasible and seconds >= time_limit_seconds:
+            # Stopped while it prepares a model, CBC calls it infeasible (seen with one that is not): no proof when time is over.
+            status, sol_status = pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
         model.assignVarsVals(values)
         model.assignStatus(status, sol_status)
         return seconds

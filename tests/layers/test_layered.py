@@ -23,7 +23,6 @@ from alpa_hpc.layers.options import Clustering
 from alpa_hpc.models.gpt import GPT
 
 OPTIMISER = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(optax.linear_schedule(0.1, 0.2, 10), momentum=0.9))
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, WIDTH = 8, 6
 
 
@@ -56,10 +55,6 @@ def sgd_state(params: Any, optimiser: optax.GradientTransformation = OPTIMISER) 
     return {"params": params, "opt": optimiser.init(params)}
 
 
-def quick(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(function, compiler_options=QUICK)
-
-
 def comparable(x: jax.Array) -> np.ndarray:
     x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
     return np.asarray(x, dtype=np.float64)
@@ -77,8 +72,8 @@ def check_step(step, state, batch, *, num_microbatches: int, num_layers: int, to
     traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
     layered = cut_layers(traced, num_layers=num_layers, imbalance=1.0)
     assert len(layered.layers) == num_layers
-    expected = quick(partial(reference_step, traced))(state, batch)
-    found = quick(partial(run_layered_step, layered, traced))(state, batch)
+    expected = jax.jit(partial(reference_step, traced))(state, batch)
+    found = jax.jit(partial(run_layered_step, layered, traced))(state, batch)
     assert_trees_close(found, expected, tolerance)
     check_residuals(layered)
     return traced, layered
@@ -97,7 +92,7 @@ def check_equals_plain(step, state, batch) -> None:
     """The reference = the step as it stands (a step whose gradients do not depend on how rows are split)."""
     for num_microbatches in (1, 2):
         traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
-        assert_trees_close(quick(partial(reference_step, traced))(state, batch), quick(step)(state, batch))
+        assert_trees_close(jax.jit(partial(reference_step, traced))(state, batch), jax.jit(step)(state, batch))
 
 
 def gpt_case(model: GPT):
@@ -131,12 +126,12 @@ def test_gpt_equals_jax_microbatched_by_hand():
     num_microbatches = 2
     traced = trace_step(step, state, batch, num_microbatches=num_microbatches)
     layered = cut_layers(traced, num_layers=1, imbalance=1.0)
-    new_state, metrics = quick(partial(run_layered_step, layered, traced))(state, batch)
+    new_state, metrics = jax.jit(partial(run_layered_step, layered, traced))(state, batch)
     key = jax.random.fold_in(state["key"], state["count"])
     losses, sums = [], None
     for number in range(num_microbatches):
         part = {"tokens": batch["tokens"][number * 4 : number * 4 + 4]}
-        loss, gradients = quick(jax.value_and_grad(model.loss))(state["params"], part, jax.random.fold_in(key, number))
+        loss, gradients = jax.jit(jax.value_and_grad(model.loss))(state["params"], part, jax.random.fold_in(key, number))
         losses.append(loss)
         sums = gradients if sums is None else jax.tree.map(jnp.add, sums, gradients)
     means = jax.tree.map(lambda x: x / num_microbatches, sums)
@@ -195,8 +190,8 @@ def test_layers_of_equally_many_operators_compute_the_same(num_layers):
     layered = cut_layers(traced, num_layers=num_layers, imbalance=0.0, clustering=Clustering.EQUAL_OPERATORS)
     assert len(layered.layers) == num_layers
     assert layered.key != cut_layers(traced, num_layers=num_layers, imbalance=1.0).key
-    expected = quick(partial(reference_step, traced))(state, batch)
-    assert_trees_close(quick(partial(run_layered_step, layered, traced))(state, batch), expected)
+    expected = jax.jit(partial(reference_step, traced))(state, batch)
+    assert_trees_close(jax.jit(partial(run_layered_step, layered, traced))(state, batch), expected)
 
 
 def mlp_loss(params, batch, *, block=lambda x, w: jnp.tanh(x @ w)):
@@ -243,7 +238,7 @@ def test_custom_vjp_equals_jax():
     step = sgd_step(loss, optax.sgd(1.0))
     state = sgd_state(params, optax.sgd(1.0))
     traced = trace_step(step, state, batch, num_microbatches=1)
-    new_state, _ = quick(partial(run_layered_step, cut_layers(traced, num_layers=3, imbalance=1.0), traced))(state, batch)
+    new_state, _ = jax.jit(partial(run_layered_step, cut_layers(traced, num_layers=3, imbalance=1.0), traced))(state, batch)
     assert_trees_close(new_state["params"], jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, batch)))
 
 
@@ -260,7 +255,7 @@ def test_a_derivative_inside_the_loss_is_differentiated_again(num_layers, num_mi
     step = sgd_step(penalised_loss)
     check_step(step, sgd_state(params), batch, num_microbatches=num_microbatches, num_layers=num_layers)
     traced = trace_step(step, sgd_state(params), batch, num_microbatches=1)
-    new_state, _ = quick(partial(run_layered_step, cut_layers(traced, num_layers=num_layers, imbalance=1.0), traced))(
+    new_state, _ = jax.jit(partial(run_layered_step, cut_layers(traced, num_layers=num_layers, imbalance=1.0), traced))(
         sgd_state(params), batch
     )
     updates, _ = OPTIMISER.update(jax.grad(penalised_loss)(params, batch), OPTIMISER.init(params), params)
@@ -291,7 +286,7 @@ def test_sum_count():
     params, batch = mlp_params(2), mlp_batch()
     state = sgd_state(params, optax.sgd(1.0))
     traced, layered = check_step(sgd_step(loss, optax.sgd(1.0), reduction=SumCount()), state, batch, num_microbatches=4, num_layers=2)
-    new_state, metrics = quick(partial(run_layered_step, layered, traced))(state, batch)
+    new_state, metrics = jax.jit(partial(run_layered_step, layered, traced))(state, batch)
     value, gradients = jax.value_and_grad(lambda p: loss(p, batch)[0] / loss(p, batch)[1])(params)
     assert_trees_close(metrics["loss"], value)
     assert_trees_close(new_state["params"], jax.tree.map(lambda p, g: p - g, params, gradients))
@@ -311,7 +306,7 @@ def test_aux_outputs():
     params, batch = mlp_params(), mlp_batch()
     step = sgd_step(loss, has_aux=True, aux=kinds)
     traced, layered = check_step(step, sgd_state(params), batch, num_microbatches=2, num_layers=2)
-    _, metrics = quick(partial(run_layered_step, layered, traced))(sgd_state(params), batch)
+    _, metrics = jax.jit(partial(run_layered_step, layered, traced))(sgd_state(params), batch)
     x = mlp_forward(params, batch)
     assert_trees_close(metrics["mean"], jnp.mean(x))
     assert int(metrics["positive"]) == int(jnp.sum(x > 0))

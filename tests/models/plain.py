@@ -3,18 +3,12 @@
 Arrays are numpy's or jax's: functions ask their arguments which library they belong to (`__array_namespace__`).
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from tests.random_plans import QUICK
-
-quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
-"""A jit for programs that run once: XLA optimises little, which takes a fraction of the time."""
 
 
 def relative_error(found: Any, expected: Any) -> float:

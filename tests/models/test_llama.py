@@ -21,7 +21,7 @@ def tokens(model: Llama, rows: int = 4) -> dict[str, Any]:
 
 @functools.cache
 def fresh(model: Llama) -> Any:
-    return plain.quick_jit(model.init)(jax.random.key(0))
+    return jax.jit(model.init)(jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_published_sizes(layers: int, hidden: int, heads: int, kv_heads: int, wi
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_first_loss_is_the_logarithm_of_the_vocabulary(dtype: str) -> None:
     model = Llama(num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, mlp_width=24, vocab=32, sequence=8, dtype=dtype)
-    loss = plain.quick_jit(model.loss)(fresh(model), tokens(model), jax.random.key(0))
+    loss = jax.jit(model.loss)(fresh(model), tokens(model), jax.random.key(0))
     assert loss.dtype == jnp.float32
     assert float(loss) == pytest.approx(math.log(32), abs=0.05)
 
@@ -51,8 +51,8 @@ def test_first_loss_is_the_logarithm_of_the_vocabulary(dtype: str) -> None:
 def test_loss_and_gradient_are_those_of_a_plain_one(kv_heads: int) -> None:
     model = Llama(num_layers=2, hidden=16, num_heads=4, num_kv_heads=kv_heads, mlp_width=24, vocab=32, sequence=8, rotary_base=100.0)
     params, batch = plain.drawn(model), tokens(model, rows=2)
-    found = plain.quick_jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
-    expected = plain.quick_jit(jax.value_and_grad(lambda p: plain.llama_loss(model, p, batch["tokens"])))(params)
+    found = jax.jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
+    expected = jax.jit(jax.value_and_grad(lambda p: plain.llama_loss(model, p, batch["tokens"])))(params)
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     assert plain.relative_error(found[1], expected[1]) < 1e-4
 
@@ -60,7 +60,7 @@ def test_loss_and_gradient_are_those_of_a_plain_one(kv_heads: int) -> None:
 def test_rotation_keeps_lengths_and_products_depend_on_distance_alone() -> None:
     draw = np.random.default_rng(0)
     drawn = np.broadcast_to(draw.standard_normal((2, 1, 6), dtype=np.float32), (2, 9, 6))
-    query, key = np.asarray(plain.quick_jit(rotated, static_argnums=1)(drawn, 100.0))
+    query, key = np.asarray(jax.jit(rotated, static_argnums=1)(drawn, 100.0))
     np.testing.assert_allclose(np.linalg.norm(query, axis=-1), np.linalg.norm(query[0]), rtol=1e-5)
     products = np.asarray(query @ key.T)
     for distance in range(-8, 9):
@@ -71,7 +71,7 @@ def test_rotation_keeps_lengths_and_products_depend_on_distance_alone() -> None:
 def test_later_tokens_do_not_matter() -> None:
     params, batch = plain.drawn(TINY), tokens(TINY, rows=1)["tokens"]
     x = params["embedding"][batch[:, :-1]]
-    gradient = plain.quick_jit(jax.grad(lambda x: TINY._attention(params["blocks"][0], x)[0, 3].sum()))(x)
+    gradient = jax.jit(jax.grad(lambda x: TINY._attention(params["blocks"][0], x)[0, 3].sum()))(x)
     seen = np.abs(gradient[0]).max(axis=-1)
     assert (seen[:4] > 1e-6).all() and (seen[4:] == 0).all()
 
@@ -85,7 +85,7 @@ def test_sizes_that_cannot_be_are_refused(change: dict[str, int], message: str) 
 
 def test_training_lowers_the_loss() -> None:
     params, batch = fresh(TINY), tokens(TINY)
-    value_and_grad = plain.quick_jit(jax.value_and_grad(TINY.loss))
+    value_and_grad = jax.jit(jax.value_and_grad(TINY.loss))
     losses: list[float] = []
     for _ in range(60):
         loss, gradients = value_and_grad(params, batch, jax.random.key(0))

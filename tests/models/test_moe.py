@@ -44,7 +44,7 @@ def tokens(model: MoE, rows: int = 4, seed: int = 1) -> dict[str, Any]:
 
 @functools.cache
 def fresh(model: MoE) -> Any:
-    return plain.quick_jit(model.init)(jax.random.key(0))
+    return jax.jit(model.init)(jax.random.key(0))
 
 
 def count(params: Any) -> int:
@@ -73,7 +73,7 @@ def test_an_expert_has_the_slots_of_the_papers_benchmark() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_first_loss_is_the_logarithm_of_the_vocabulary_and_a_fair_balance(dtype: str) -> None:
     model = MoE(num_layers=4, hidden=16, num_heads=2, num_experts=4, vocab=32, sequence=8, group_size=16, aux_weight=0.1, dtype=dtype)
-    loss = plain.quick_jit(model.loss)(fresh(model), tokens(model), jax.random.key(0))
+    loss = jax.jit(model.loss)(fresh(model), tokens(model), jax.random.key(0))
     assert loss.dtype == jnp.float32
     assert float(loss) == pytest.approx(math.log(32) + 0.1 * 2, abs=0.05)
 
@@ -96,7 +96,7 @@ def test_routing_is_algorithm_1() -> None:
     assert min(seen[kind] for kind in ("kept", "first only", "second only", "neither", "ties")) >= 5, seen
 
 
-@functools.partial(plain.quick_jit, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)
 def route(gates: jax.Array, capacity: int) -> dict[str, jax.Array]:
     return dataclasses.asdict(top_two(gates, capacity, jnp.float32))
 
@@ -139,15 +139,15 @@ def test_loss_and_gradient_are_those_of_each_token_routed_by_itself(model: MoE) 
     assert len(recorded) == model.num_layers // 2 * 2
     assert dropped[False] >= 10 and (dropped[True] >= 10 or model is TINY)
     replayed = iter(recorded)
-    expected = plain.quick_jit(jax.value_and_grad(lambda p: plain.moe_loss(model, p, batch["tokens"], lambda *_: next(replayed))))(params)
-    found = plain.quick_jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
+    expected = jax.jit(jax.value_and_grad(lambda p: plain.moe_loss(model, p, batch["tokens"], lambda *_: next(replayed))))(params)
+    found = jax.jit(jax.value_and_grad(model.loss))(params, batch, jax.random.key(0))
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     assert plain.relative_error(found[1], expected[1]) < 1e-4
 
 
 def test_whole_groups_are_routed_alike_however_the_batch_is_cut() -> None:
     params, batch = plain.drawn(CROWDED), tokens(CROWDED, rows=8)
-    loss = plain.quick_jit(CROWDED.loss)
+    loss = jax.jit(CROWDED.loss)
     halves = [loss(params, {"tokens": part}, jax.random.key(0)) for part in np.split(batch["tokens"], 4)]
     assert float(loss(params, batch, jax.random.key(0))) == pytest.approx(float(np.mean(halves)), rel=1e-5)
 
@@ -169,7 +169,7 @@ def test_sizes_that_cannot_be_are_refused(change: dict[str, int], message: str) 
 
 def test_training_lowers_the_loss() -> None:
     params, batch = fresh(TINY), tokens(TINY)
-    value_and_grad = plain.quick_jit(jax.value_and_grad(TINY.loss))
+    value_and_grad = jax.jit(jax.value_and_grad(TINY.loss))
     losses: list[float] = []
     for _ in range(60):
         loss, gradients = value_and_grad(params, batch, jax.random.key(0))

@@ -11,6 +11,7 @@ import pytest
 from alpa_hpc.config import compose_experiment
 from alpa_hpc.experiment import run
 from alpa_hpc.training.metrics import read_metrics
+from tests.quick import QUICK_FLAGS
 
 SHORT = (
     *("launcher=inprocess", "profiling=analytic", "cluster.num_nodes=1", "cluster.devices_per_node=1", "layers.num_layers=1"),
@@ -21,7 +22,6 @@ MODELS = {
     "llama_tiny": ("model.num_layers=2", "model.hidden=64", "training.batch_size=16", "training.learning_rate=3e-3"),
     "wresnet_tiny": ("data=synthetic_images", "training.optimiser=sgd", "training.learning_rate=0.02", "training.batch_size=32"),
 }
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # compiling is most of it
 TRAIN = """
 import sys
 from alpa_hpc.config import compose_experiment
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     overrides = [" ".join((f"model={model}", *SHORT, *MODELS[model], f"runs={folder}")) for model, folder in runs.items()]
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, *overrides],
-        env={**os.environ, "XLA_FLAGS": FLAGS},
+        env={**os.environ, "XLA_FLAGS": QUICK_FLAGS},
         capture_output=True,
         text=True,
         timeout=250,

@@ -26,7 +26,7 @@ PAPER = [  # name in billions, depth, channels, width, weights of convolutions o
 
 @functools.cache
 def fresh(model: WideResNet) -> Any:
-    return plain.quick_jit(model.init)(jax.random.key(0))
+    return jax.jit(model.init)(jax.random.key(0))
 
 
 def images(model: WideResNet, rows: int = 4, seed: int = 1) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_flop_are_those_of_the_traced_convolutions_and_dots(depth: int, width: i
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_first_loss_is_the_logarithm_of_the_classes(dtype: str) -> None:
     model = WideResNet(depth=14, channels=4, width=2, num_classes=10, image=32, dtype=dtype)
-    loss = plain.quick_jit(model.loss)(fresh(model), images(model), jax.random.key(0))
+    loss = jax.jit(model.loss)(fresh(model), images(model), jax.random.key(0))
     assert loss.dtype == jnp.float32
     assert float(loss) == pytest.approx(math.log(10), abs=0.1)
 
@@ -77,15 +77,15 @@ def test_loss_and_gradient_are_those_of_sums_over_offsets() -> None:
     def loss(params: Any) -> jax.Array:
         return plain.wide_resnet_loss(BLOCKS[TINY.depth], params, batch["images"], batch["labels"])
 
-    found = plain.quick_jit(jax.value_and_grad(TINY.loss))(params, batch, jax.random.key(0))
-    expected = plain.quick_jit(jax.value_and_grad(loss))(params)
+    found = jax.jit(jax.value_and_grad(TINY.loss))(params, batch, jax.random.key(0))
+    expected = jax.jit(jax.value_and_grad(loss))(params)
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     assert plain.relative_error(found[1], expected[1]) < 1e-3
 
 
 def test_statistics_are_those_of_the_batch_that_the_loss_is_given() -> None:
     params, batch = plain.drawn(TINY, 0.1), images(TINY, rows=8)
-    loss = plain.quick_jit(TINY.loss)
+    loss = jax.jit(TINY.loss)
     whole = float(loss(params, batch, jax.random.key(0)))
     tripled = float(loss(params, {**batch, "images": 3 * batch["images"]}, jax.random.key(0)))
     assert tripled == pytest.approx(whole, rel=1e-3), "the first norm undoes it"
@@ -105,7 +105,7 @@ def test_sizes_that_cannot_be_are_refused(change: dict[str, int], message: str) 
 def test_training_lowers_the_loss() -> None:
     model = WideResNet(depth=14, channels=4, width=2, num_classes=10, image=32)
     params, batch = fresh(model), images(model, rows=16)
-    value_and_grad = plain.quick_jit(jax.value_and_grad(model.loss))
+    value_and_grad = jax.jit(jax.value_and_grad(model.loss))
     losses: list[float] = []
     for _ in range(30):
         loss, gradients = value_and_grad(params, batch, jax.random.key(0))

@@ -13,7 +13,6 @@ from alpa_hpc.ir.flops import equation_flops
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.trace import Split, trace_step
 from alpa_hpc.sharding.apply import ChosenLayer
-from tests.models.plain import quick_jit
 from tests.outside.models import ROWS
 from tests.random_plans import CLUSTER, DEVICE, NUM_LAYERS, Family, Plan, Variant, assert_equal, run_plan
 
@@ -71,7 +70,7 @@ def test_the_reference_is_jax_itself(name: str) -> None:
         return traced.layout.arrays(state), metrics
 
     found, found_metrics = reference_step(traced, made.state, batch)
-    expected, metrics = quick_jit(plain)(traced.layout.arrays(made.state), batch)
+    expected, metrics = jax.jit(plain)(traced.layout.arrays(made.state), batch)
     for leaf, one, other in zip(traced.state_names, traced.layout.arrays(found), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5, err_msg=leaf)
     assert found_metrics["loss"] == pytest.approx(float(metrics["loss"]), rel=1e-4)

@@ -28,6 +28,7 @@ from alpa_hpc.stages.cost_table import StageOption
 from alpa_hpc.stages.objective import StageChoice
 from alpa_hpc.verify.hlo import collectives
 from tests.planning import CLUSTER, planned
+from tests.quick import QUICK_FLAGS
 
 REPEATS = 3
 
@@ -130,7 +131,7 @@ MPIRUN = Path(sys.executable).parent / "mpirun"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_time_a_stage_together(count: int):
-    environment = {**os.environ, "XLA_FLAGS": "", "PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE.parents[2])}
+    environment = {**os.environ, "XLA_FLAGS": QUICK_FLAGS, "PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE.parents[2])}
     environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
     ranks = (MPIRUN, "-n", str(count), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", sys.executable, HERE / "measure.py")
     done = subprocess.run((*ranks, str(count)), env=environment, capture_output=True, text=True, timeout=280, check=False)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.runtime.devices import CpuDevice, GpuDevice, check_platform, gpu_number
+from tests.quick import QUICK_FLAGS
 
 
 def numbers(nodes: tuple[int, ...], per_node: int, num_visible: int) -> list[int]:
@@ -72,7 +73,7 @@ RANKS = Path(__file__).parent / "mpi" / "gpu_numbers.py"
 
 
 def ranks_say(num_visible: int, per_node: int) -> list[str]:
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "PYTHONPATH": str(RANKS.parents[3])}
+    environment = {**os.environ, "XLA_FLAGS": QUICK_FLAGS, "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "PYTHONPATH": str(RANKS.parents[3])}
     # What Slurm's environment says under mpirun is the node's number, and must not count.
     environment |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     command = [Path(sys.executable).parent / "mpirun", "-n", "4", "--map-by", ":OVERSUBSCRIBE", sys.executable, RANKS]

@@ -24,7 +24,6 @@ from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.resharding import AllReduce, Move
 from alpa_hpc.training.step import build_train_step
 from tests.random_plans import (
-    QUICK,
     VOCAB,
     Family,
     Plan,
@@ -193,7 +192,7 @@ def test_a_dropped_psum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assembly = family.assembly(plan)
     monkeypatch.setattr(apply, "run_move", without_one)
-    tasks = {name: compile_task(task, plan.stages[0].mesh, QUICK) for name, task in assembly.tasks(0).items()}
+    tasks = {name: compile_task(task, plan.stages[0].mesh) for name, task in assembly.tasks(0).items()}
     assert len(dropped) == 1
     assert differs(family, plan, tasks=[tasks])
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.quick import QUICK_FLAGS
+
 HERE = Path(__file__).parent / "mpi"
 MPIRUN = Path(sys.executable).parent / "mpirun"
 JOBS = {"2x1,2x1": 7, "2x2": 5, "1x1,1x2,1x1": 10}  # meshes of four ranks, and how many plans: each rank compiles all of its mesh's layers
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
 
 def run_plans(meshes: str, first_seed: int, count: int) -> list[dict[str, Any]]:
     """What the job found of each plan; it ends at once where a rank finds a difference."""
-    environment = {**os.environ, "XLA_FLAGS": "", "PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE.parents[2])}
+    environment = {**os.environ, "XLA_FLAGS": QUICK_FLAGS, "PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE.parents[2])}
     ranks = (MPIRUN, "-n", "4", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", sys.executable, HERE / "plans.py")
     environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
     command = (*ranks, meshes, str(first_seed), str(count))

@@ -20,6 +20,7 @@ from alpa_hpc.runtime.links import DirectLinks, EmulatedLinks
 from alpa_hpc.runtime.transfer import receive_layout
 from alpa_hpc.runtime.transport import InProcessTransport, in_process_transports, join_scalars
 from alpa_hpc.sharding.spec import Spec
+from tests.quick import QUICK_FLAGS
 
 SHAPES = (MeshShape(2, 2), MeshShape(1, 4))
 SPECS = [Spec(((0,), (1,))), Spec(((1, 0), ())), Spec(((), (1,))), Spec(((), ()))]
@@ -137,7 +138,7 @@ def launch(num_ranks: int, script: str, *arguments: str) -> subprocess.Completed
     """Run a rank script on `num_ranks` ranks of this machine, each a process with one quiet CPU device."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen=false {QUICK_FLAGS}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(HERE.parents[2]),
     }

@@ -20,8 +20,6 @@ from alpa_hpc.sharding.spec import Spec, fits, replicated
 from alpa_hpc.sharding.strategies.registry import rule_of, whole_rule
 from alpa_hpc.sharding.strategies.rule import shape_of
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.1, 0.9, shape).astype(np.float32)
@@ -106,7 +104,7 @@ def _run(trials: Sequence[Trial], shape: MeshShape) -> list[list[list[jax.Array]
 
     out_specs = [[[_out_spec(raw) for raw in plan.raw] for plan in trial.plans] for trial in trials]
     mapped = jax.shard_map(run, mesh=mesh, in_specs=PartitionSpec(), out_specs=out_specs, check_vma=False)
-    return jax.jit(mapped, compiler_options=QUICK)([list(trial.operands) for trial in trials])
+    return jax.jit(mapped)([list(trial.operands) for trial in trials])
 
 
 def _unfinished(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[jax.Array], place: Place) -> list[jax.Array]:

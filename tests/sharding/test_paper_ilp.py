@@ -158,6 +158,15 @@ def test_a_cbc_that_does_not_stop_is_stopped(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == [stubborn]
 
 
+@pytest.mark.parametrize(("limit", "error"), [(0.1, NothingFoundError), (30.0, InfeasibleError)])
+def test_infeasible_is_believed_only_before_time_is_over(limit: float, error: type[Exception], tmp_path: Path) -> None:
+    denying = tmp_path / "denying"
+    denying.write_text("#!/bin/sh\nsleep 0.3\necho 'Infeasible - objective value 0.0' > model.sol\n")
+    denying.chmod(0o700)
+    with pytest.raises(error):
+        solve_paper_ilp(SMALL, PaperOptions(limit, Cbc(str(denying))))
+
+
 def test_no_room_for_the_solvers_files_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc")  # where nobody may write
     with pytest.raises(SolverError, match="temporary folder"):

@@ -80,7 +80,7 @@ def test_every_pair_of_specs_gives_the_tiles_of_the_target(rows: int, cols: int,
         to_all_targets, mesh=device_mesh, in_specs=PartitionSpec(*AXIS_NAMES), out_specs=PartitionSpec(*AXIS_NAMES), check_vma=False
     )
     arguments = [tiles(summands(array, spec, shape), spec, shape) for spec in specs]
-    results = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})(*arguments)
+    results = jax.jit(mapped)(*arguments)
     for row in results:
         for target, result in zip(targets, row, strict=True):
             check_result(np.asarray(result), target, array, shape)

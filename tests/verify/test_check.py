@@ -20,7 +20,7 @@ from alpa_hpc.stages.options import CheckTarget
 from alpa_hpc.verify.check import TaskCheck, axis_groups, check_task, lane_of
 from alpa_hpc.verify.hlo import Collective
 from alpa_hpc.verify.plan import PlanCheck, StageCheck, check_plan_code
-from tests.random_plans import QUICK, Family, Plan, Variant, mlp_batch, mlp_loss, mlp_params, optax_step
+from tests.random_plans import Family, Plan, Variant, mlp_batch, mlp_loss, mlp_params, optax_step
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def assembly() -> Assembly:
 def checked(name: str) -> TaskCheck:
     """A task of the stage, compiled now."""
     whole = assembly()
-    compiled = compile_task(whole.tasks(0)[name], VARIANT.mesh, QUICK)
+    compiled = compile_task(whole.tasks(0)[name], VARIANT.mesh)
     return check_task(whole.step, whole.stages[0], whole.pipeline.stages[0], whole.tasks(0)[name], 0, compiled)
 
 

@@ -21,7 +21,7 @@ from alpa_hpc.runtime.instructions import Buffer
 from alpa_hpc.runtime.links import DirectLinks
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.runtime.transport import MpiTransport
-from tests.random_plans import NUM_LAYERS, QUICK, Family, Plan, Variant, Work, mlp_batch, mlp_loss, mlp_params, sgd_step
+from tests.random_plans import NUM_LAYERS, Family, Plan, Variant, Work, mlp_batch, mlp_loss, mlp_params, sgd_step
 
 MICROBATCHES = (2, 4)  # each number costs a trace and a reference
 TOLERANCE = 2e-4
@@ -40,7 +40,7 @@ def run_plan(family: Family, plan: Plan, context: MeshContext, transport: MpiTra
     """One iteration of this rank's mesh."""
     assembly, work = family.assembly(plan), family.work(plan.num_microbatches)
     index, mesh = context.mesh_index, context.mesh
-    tasks = {name: compile_task(task, mesh, QUICK) for name, task in assembly.tasks(index).items()}
+    tasks = {name: compile_task(task, mesh) for name, task in assembly.tasks(index).items()}
     executor = prepare(assembly.programs[index], tasks, transport)
     leaves = {number: np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(family.state))}
     microbatches = microbatch_inputs(work.traced, dict(enumerate(jax.tree.leaves(family.state))), work.batch)
