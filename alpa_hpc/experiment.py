@@ -40,7 +40,7 @@ from alpa_hpc.report.words import chosen_words
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
-from alpa_hpc.training.prepare import Prepared, without_cycle_collection
+from alpa_hpc.training.prepare import Prepared
 from alpa_hpc.verify.plan import check_plan_code
 from alpa_hpc.verify.target import check_compiler, prepare_target
 
@@ -147,8 +147,7 @@ def plan_experiment(
     seconds_of, schedule = refinement.seconds_of(pricer), SCHEDULES[config.schedule.kind]
     simulated = watch.time("simulate", lambda: [simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions])
     chosen = pick(simulated, cluster)
-    with without_cycle_collection():  # programs are millions of small objects: to look for cycles is 60 % of emission (measured)
-        plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
+    plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
     submeshes = [stage.submesh for stage in plan.stages]
     checked = watch.time("check", lambda: check_plan_code(chosen.assembly, submeshes, search.check_target))
     counts = profiler.num_new, profiler.num_reused

@@ -9,6 +9,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.plan.fit import check_made_for, made_for
 from alpa_hpc.plan.plan import ParallelPlan, Prediction, StagePlan, Strategies, check_plan
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
+from alpa_hpc.runtime.assemble import short_programs
 from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.schedule import AbstractSchedule
@@ -22,12 +23,12 @@ SPACE = "space"
 
 
 def make_plan(step: LayeredStep, chosen: SimulatedPlan, cluster: ClusterSpec, schedule: ScheduleKind) -> ParallelPlan:
-    """The plan as data: strategies by name, equal layers sharing a row; its programs are proved to run.
+    """The plan as data: strategies by name, equal layers sharing a row; its programs are proved to run (see `short_programs`).
 
     Raises:
         ProgramError: they cannot, which is a fault of ours.
     """
-    check_programs(chosen.assembly.programs, SCHEDULES[schedule])
+    check_programs(short_programs(chosen.assembly, SCHEDULES[schedule]), SCHEDULES[schedule])
     table: list[Strategies] = []
     stages: list[StagePlan] = []
     for choice, stage, devices in zip(chosen.partition.stages, chosen.stages, chosen.devices, strict=True):

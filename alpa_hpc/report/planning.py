@@ -161,7 +161,8 @@ def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: 
     for choice, stage, outline in zip(plan.partition.stages, plan.stages, plan.assembly.outlines, strict=True):
         seconds = seconds_of(choice, stage)
         table = {"forward": seconds.forward.compute, "backward": seconds.backward.compute, "update": seconds.update.compute}
-        runs = sum(table.get(one.task, 0.0) for one, *_ in outline.placed() if isinstance(one, Run))
+        parts = [sum(table.get(one.task, 0.0) for one in part if isinstance(one, Run)) for part in outline.parts]
+        runs = sum(parts[part] for part, _ in outline.order)
         busy += runs * stage.shape.num_devices
     return busy / num_cores
 

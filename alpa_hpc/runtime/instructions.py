@@ -1,7 +1,6 @@
 """The instructions of a mesh program: a closed union of frozen classes."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport] - makes numpy know "bfloat16"
@@ -94,7 +93,7 @@ class Free:
 
 
 Instruction = Feed | Run | Send | Recv | AllMeshReduce | Free
-PlacedInstruction = tuple[Instruction, int, int]  # and what is to be added to the microbatch of its buffers, and to its tag
+PlacedPart = tuple[int, int]  # the number of a run of instructions, and what is to be added to the microbatch of their buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,20 @@ class MeshProgram:
     resident: tuple[Buffer, ...]
     results: tuple[Buffer, ...]
 
-    def placed(self) -> Iterator[PlacedInstruction]:
-        """Every instruction in order; nothing is to be added."""
-        return ((instruction, 0, 0) for instruction in self.instructions)
+    @property
+    def parts(self) -> tuple[tuple[Instruction, ...], ...]:
+        """All instructions are one part; nothing is to be added to their tags."""
+        return (self.instructions,)
+
+    @property
+    def order(self) -> tuple[PlacedPart, ...]:
+        """The one part."""
+        return ((0, 0),)
+
+    @property
+    def tag_stride(self) -> int:
+        """None."""
+        return 0
 
     def distinct(self) -> tuple[Instruction, ...]:
         """Every instruction."""

@@ -4,7 +4,7 @@ Programs of large models are millions of instructions, and all microbatches' are
 out, and checks prove those; who only asks what happens (virtual time, memory, which tasks there are) reads the outline.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -16,12 +16,12 @@ from alpa_hpc.runtime.instructions import (
     Free,
     Instruction,
     MeshProgram,
-    PlacedInstruction,
+    PlacedPart,
     Recv,
     Run,
     Send,
 )
-from alpa_hpc.runtime.liveness import makes, reads
+from alpa_hpc.runtime.liveness import consumes, makes, reads
 from alpa_hpc.runtime.schedule import Forward, Step
 
 
@@ -43,8 +43,19 @@ class AbstractProgram(Protocol):
         """Buffers that the host reads in the end."""
         ...
 
-    def placed(self) -> Iterator[PlacedInstruction]:
-        """Every instruction in order."""
+    @property
+    def parts(self) -> tuple[tuple[Instruction, ...], ...]:
+        """Runs of instructions, as microbatch 0 has them."""
+        ...
+
+    @property
+    def order(self) -> Iterable[PlacedPart]:
+        """The program: which part follows which, and for which microbatch."""
+        ...
+
+    @property
+    def tag_stride(self) -> int:
+        """By how much the tags of a microbatch are larger than those of the one before."""
         ...
 
     def distinct(self) -> tuple[Instruction, ...]:
@@ -66,14 +77,17 @@ class ProgramOutline:
     resident: tuple[Buffer, ...]
     results: tuple[Buffer, ...]
 
-    def placed(self) -> Iterator[PlacedInstruction]:
+    @property
+    def parts(self) -> tuple[tuple[Instruction, ...], ...]:
         """See AbstractProgram."""
-        yield from ((one, 0, 0) for one in self.first)
-        for step in self.steps:
-            shift, tag_shift = step.microbatch, step.microbatch * self.tag_stride
-            for one in self.forward if isinstance(step, Forward) else self.backward:
-                yield one, shift, tag_shift
-        yield from ((one, 0, 0) for one in self.last)
+        return (self.first, self.forward, self.backward, self.last)
+
+    @property
+    def order(self) -> Iterator[PlacedPart]:
+        """See AbstractProgram."""
+        yield 0, 0
+        yield from ((1 if isinstance(step, Forward) else 2, step.microbatch) for step in self.steps)
+        yield 3, 0
 
     def distinct(self) -> tuple[Instruction, ...]:
         """See AbstractProgram."""
@@ -100,7 +114,9 @@ class Template:
     @staticmethod
     def of(instructions: tuple[Instruction, ...]) -> "Template":
         """Sort the buffers of the instructions by how long they live."""
-        touched = dict.fromkeys(buffer for instruction in instructions for buffer in (*reads(instruction), *makes(instruction)))
+        touched = dict.fromkeys(
+            buffer for instruction in instructions for buffer in (*reads(instruction), *makes(instruction), *consumes(instruction))
+        )
         fixed = {buffer.name: buffer for buffer in touched if buffer.microbatch == ITERATION}
         return Template(instructions, fixed, tuple(buffer.name for buffer in touched if buffer.microbatch != ITERATION))
 

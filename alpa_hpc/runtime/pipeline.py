@@ -6,7 +6,7 @@ replicas. Numbers are positions as in `ir.work`: params and leaves in the flatte
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.ir.work import ReductionKind
@@ -150,3 +150,12 @@ def check_shared(pipeline: PipelineIO) -> None:
         for replica in shared.replicas:
             assert replica > shared.owner, f"replica of param {param} on stage {replica}, not behind its owner {shared.owner}"
             assert param in pipeline.stages[replica].leaves, f"stage {replica} lacks its replica of param {param}"
+
+
+def shortened(pipeline: PipelineIO) -> PipelineIO:
+    """The pipeline with no more microbatches than it takes to see all that happens in it.
+
+    Microbatches differ in their number alone, and a schedule repeats itself between filling and draining, which take S microbatches each:
+    2 S + 2 have the filling, two repetitions and the draining.
+    """
+    return replace(pipeline, num_microbatches=min(pipeline.num_microbatches, 2 * len(pipeline.stages) + 2))

@@ -12,6 +12,7 @@ import pytest
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch import mpirun
 from alpa_hpc.launch.mpirun import Place, Ranks, check_can_launch, find_mpirun, mpirun_command, rank_environment, run_mpirun, run_ranks
+from tests.quick import QUICK_FLAGS
 
 HERE, THERE = Place.THIS_MACHINE, Place.ALLOCATION
 ROOT = str(Path(mpirun.__file__).parents[2])
@@ -135,7 +136,7 @@ def rank_script(tmp_path: Path, body: str) -> tuple[str, ...]:
 def test_ranks_run_and_see_their_environment(tmp_path: Path) -> None:
     body = "Path(sys.argv[1], f'rank{world.rank}').write_text(f\"{world.size} {os.environ['PJRT_NPROC']} {os.environ.get('XLA_FLAGS')}\")\n"
     run_ranks(ranks(4, PJRT_NPROC="1"), rank_script(tmp_path, body), os.environ)
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(4)] == ["4 1 "] * 4
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(4)] == [f"4 1 {QUICK_FLAGS}"] * 4
 
 
 @pytest.mark.mpi

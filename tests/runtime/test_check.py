@@ -1,6 +1,6 @@
 """Emitted programs pass the check; programs that were broken in any of many ways do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from alpa_hpc.errors import ProgramError
 from alpa_hpc.runtime.check import check_memory, check_programs, peak_bytes
+from alpa_hpc.runtime.emit import emit_outlines
 from alpa_hpc.runtime.instructions import AllMeshReduce, Buffer, Free, Instruction, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.listing import program_hash
-from alpa_hpc.runtime.pipeline import PipelineIO
+from alpa_hpc.runtime.outline import ProgramOutline
+from alpa_hpc.runtime.pipeline import PipelineIO, shortened
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from tests.pipelines import chain, emit_programs, keep_layout, pipelines, schedules, split_first_dim, tied_chain
 
@@ -34,6 +36,41 @@ def place_of(programs: Programs, mesh: int, kind: type[Instruction]) -> int:
 def test_emitted_programs_pass(pipeline: PipelineIO, schedule: AbstractSchedule, split: bool):
     programs = emit_programs(pipeline, schedule, split_first_dim if split else keep_layout)
     assert check_programs(programs, schedule) is programs
+
+
+def verdict(outlines: Sequence[ProgramOutline], schedule: AbstractSchedule) -> bool:
+    """Whether the programs pass."""
+    try:
+        check_programs(tuple(outline.written_out() for outline in outlines), schedule)
+    except ProgramError:
+        return False
+    return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(pipelines(), schedules, st.integers(0, 5), st.data())
+def test_a_short_program_is_refused_where_the_whole_one_is(
+    pipeline: PipelineIO, schedule: AbstractSchedule, more: int, data: st.DataObject
+):
+    whole = replace(pipeline, num_microbatches=4 * len(pipeline.stages) + 2 + more)
+    mesh = data.draw(st.integers(0, len(pipeline.stages) - 1))
+    part = data.draw(st.sampled_from(("first", "forward", "backward", "last")))
+    gone, moved = data.draw(st.integers(0, 50)), data.draw(st.none() | st.integers(0, 50))
+
+    def broken(one: PipelineIO) -> tuple[ProgramOutline, ...]:
+        """The outlines, an instruction taken out of one (and put in at another place)."""
+        outlines = emit_outlines(one, schedule, split_first_dim)
+        instructions: list[Instruction] = list(getattr(outlines[mesh], part))
+        if instructions:
+            taken = instructions.pop(gone % len(instructions))
+            if moved is not None:
+                instructions.insert(moved % (len(instructions) + 1), taken)
+        changed = replace(outlines[mesh], **{part: tuple(instructions)})
+        return (*outlines[:mesh], changed, *outlines[mesh + 1 :])
+
+    short = shortened(whole)
+    assert short.num_microbatches < whole.num_microbatches
+    assert verdict(broken(short), schedule) == verdict(broken(whole), schedule)
 
 
 @settings(max_examples=120, deadline=None)

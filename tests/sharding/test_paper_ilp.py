@@ -104,10 +104,10 @@ def dense(nodes: int) -> ShardingProblem:
 def test_a_time_limit_gives_a_checked_answer_that_is_not_called_proven(solver: AbstractMipSolver) -> None:
     """PuLP's status is "Optimal" here too."""
     problem = dense(14)
-    solution = solve_paper_ilp(problem, PaperOptions(2.0, solver))
+    solution = solve_paper_ilp(problem, PaperOptions(4.0, solver))
     assert not solution.is_proven
     assert evaluate(problem, solution.choices).violations == ()
-    assert solution.solver_seconds < 10.0
+    assert solution.solver_seconds < 12.0
 
 
 @pytest.mark.parametrize("solver", [Cbc(), Highs()], ids=["cbc", "highs"])

@@ -1,20 +1,21 @@
 """Simulated iterations take what closed forms say, and no less than their longest part."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa_hpc.runtime.check import peak_bytes
 from alpa_hpc.runtime.emit import emit_outlines
-from alpa_hpc.runtime.instructions import AllMeshReduce, MeshProgram, Recv, Run, Send
+from alpa_hpc.runtime.instructions import AllMeshReduce, Instruction, MeshProgram, Recv, Run, Send
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.simulate.costs import SimulationCosts
 from alpa_hpc.simulate.simulate import simulate
-from alpa_hpc.simulate.timeline import EventKind
+from alpa_hpc.simulate.timeline import Timeline
 from tests.pipelines import chain, emit_programs, keep_layout, pipelines, schedules, split_first_dim
 
 SendSeconds = Callable[[int, int, Send], float]
@@ -34,6 +35,17 @@ def costs_of(
     return SimulationCosts(
         (defaultdict(float, tasks),) * num_meshes, (sizes,) * num_meshes, (workspace,) * num_meshes, send_seconds, reduce
     )
+
+
+Span = tuple[float, float]
+
+
+def spans_of(programs: Sequence[MeshProgram], timeline: Timeline, mesh: int, kind: type[Instruction], task: str = "") -> list[Span]:
+    """When the instructions of a kind (the Runs of a task) start and stop on a mesh, in the order of its program."""
+    rows = zip(programs[mesh].instructions, timeline.meshes[mesh].starts.tolist(), timeline.meshes[mesh].stops.tolist(), strict=True)
+    return [
+        (start, stop) for one, start, stop in rows if isinstance(one, kind) and (not task or (isinstance(one, Run) and one.task == task))
+    ]
 
 
 class SizeOfName(dict[str, int]):
@@ -66,20 +78,18 @@ def test_one_link_carries_one_message_at_a_time():
     num_microbatches, message = 6, 7
     programs = emit_programs(chain(2, num_microbatches), GPipe(), keep_layout)
     timeline = simulate(programs, costs_of(2, {"forward": 1, "backward": 1}, lambda *_: message))
-    sends = [event for event in timeline.events if event.kind is EventKind.SEND and event.mesh == 0]
-    assert [event.start for event in sends] == [1 + message * index for index in range(num_microbatches)]
-    assert [event.stop - event.start for event in sends] == [message] * num_microbatches
-    forwards = [event for event in timeline.events if event.name == "forward" and event.mesh == 1]
-    assert [event.start for event in forwards] == [event.stop for event in sends]
+    sends = spans_of(programs, timeline, 0, Send)
+    assert sends == [(1 + message * index, 1 + message * (index + 1)) for index in range(num_microbatches)]
+    assert [start for start, _ in spans_of(programs, timeline, 1, Run, "forward")] == [stop for _, stop in sends]
 
 
 def test_update_and_joins_come_last():
     programs = emit_programs(chain(3, 4), OneFOneB(), keep_layout)
     timeline = simulate(programs, costs_of(3, {"forward": 1, "backward": 2, "partials": 4, "update": 8}, reduce=16))
     assert timeline.seconds == (3 - 1 + 4) * 3 + 16 + 4 + 16 + 8
-    joins = [event for event in timeline.events if event.kind is EventKind.REDUCE]
-    assert len(joins) == 3 * 2
-    assert len({(event.start, event.stop) for event in joins}) == 2, "all meshes join at the same times"
+    joins = [[stop for _, stop in spans_of(programs, timeline, mesh, AllMeshReduce)] for mesh in range(3)]
+    assert [len(one) for one in joins] == [2] * 3
+    assert joins[0] == joins[1] == joins[2], "all meshes join at the same times"
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,15 +100,17 @@ def test_time_respects_order_and_messages(pipeline: PipelineIO, schedule: Abstra
     costs = costs_of(len(programs), tasks, lambda *_: message, reduce=1)
     timeline = simulate(programs, costs)
     for program in programs:
-        own = [event for event in timeline.events if event.mesh == program.mesh]
-        spans = [event for event in own if event.kind is not EventKind.SEND]
-        assert all(one.stop <= other.start for one, other in zip(spans, spans[1:], strict=False)), "a mesh does one thing at a time"
-        busy = sum(event.stop - event.start for event in own if event.kind is EventKind.RUN)
+        mine = timeline.meshes[program.mesh]
+        own = list(zip(program.instructions, mine.starts, mine.stops, strict=True))
+        spans = [(start, stop) for one, start, stop in own if not isinstance(one, Send)]
+        assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False)), "a mesh does one thing at a time"
+        busy = sum(stop - start for one, start, stop in own if isinstance(one, Run))
         assert busy == sum(costs.task_seconds[program.mesh][one.task] for one in program.instructions if isinstance(one, Run))
         assert timeline.bubble_fractions[program.mesh] == pytest.approx(1 - busy / timeline.seconds)
         assert timeline.peak_bytes[program.mesh] == peak_bytes(program, sizes_of(programs))
-        assert max(sample.num_bytes for sample in timeline.memory[program.mesh]) <= timeline.peak_bytes[program.mesh]
-    assert timeline.seconds == max(event.stop for event in timeline.events)
+        assert mine.held_bytes.max() <= mine.peak_bytes
+        assert mine.held_bytes[-1] == sum(len(buffer.name) for buffer in (*program.resident, *program.results))
+    assert timeline.seconds == max(mesh.stops.max() for mesh in timeline.meshes)
     assert timeline.seconds >= pipeline.num_microbatches * 8 + 1 + 2
 
 
@@ -107,7 +119,12 @@ def test_time_respects_order_and_messages(pipeline: PipelineIO, schedule: Abstra
 def test_an_outline_takes_what_its_programs_take(pipeline: PipelineIO, schedule: AbstractSchedule, message: int):
     outlines = emit_outlines(pipeline, schedule, split_first_dim)
     costs = costs_of(len(outlines), {"zeros": 1.0, "forward": 3.0, "backward": 5.0, "update": 2.0}, lambda *_: message, reduce=1)
-    assert simulate(outlines, costs) == simulate([outline.written_out() for outline in outlines], costs)
+    found, expected = simulate(outlines, costs), simulate([outline.written_out() for outline in outlines], costs)
+    assert found.seconds == expected.seconds
+    for one, other in zip(found.meshes, expected.meshes, strict=True):
+        assert (one.peak_bytes, one.busy_seconds) == (other.peak_bytes, other.busy_seconds)
+        for mine, its in ((one.starts, other.starts), (one.stops, other.stops), (one.held_bytes, other.held_bytes)):
+            np.testing.assert_array_equal(mine, its)
 
 
 def sizes_of(programs: tuple[MeshProgram, ...]) -> dict[str, int]:
@@ -121,12 +138,6 @@ def sizes_of(programs: tuple[MeshProgram, ...]) -> dict[str, int]:
                 case _:
                     names.add(one.buffer.name)
     return {name: len(name) for name in names}
-
-
-def test_events_name_their_microbatch():
-    timeline = simulate(emit_programs(chain(2, 3), GPipe(), keep_layout), costs_of(2, {"forward": 1, "backward": 1}))
-    runs = [(event.name, event.microbatch) for event in timeline.events if event.mesh == 1 and event.kind is EventKind.RUN]
-    assert runs == [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 0), ("backward", 1), ("backward", 2)]
 
 
 def test_a_deadlock_is_refused():
