@@ -26,7 +26,7 @@ from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.options import Partitions, SearchOptions
 from alpa_hpc.stages.partition import partition_stages
 from alpa_hpc.stages.placement import place
-from alpa_hpc.stages.pricing import StagePricer, possible, state_bytes
+from alpa_hpc.stages.pricing import StagePricer, by_mesh, possible, state_bytes
 
 SCHEDULES: Mapping[ScheduleKind, AbstractSchedule] = {ScheduleKind.ONE_F_ONE_B: OneFOneB(), ScheduleKind.GPIPE: GPipe()}
 
@@ -50,13 +50,13 @@ class SimulatedPlan:
 
 
 def find_candidates(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> tuple[StageCandidate, ...]:
-    """Every stage worth pricing: the candidates of all families that the search may choose from.
+    """Every stage worth pricing: the candidates of all families that the search may choose from, mesh after mesh.
 
     Raises:
         InfeasibleError: there are none, or the model's state alone is too large for those that there are.
         PlanError: stages are given that do not cover layers and devices, each once and in order.
     """
-    found = tuple(dict.fromkeys(one for family in families(step, cluster, search) for one in family.candidates))
+    found = by_mesh(dict.fromkeys(one for family in families(step, cluster, search) for one in family.candidates))
     if not found:
         raise InfeasibleError(_no_division(step, cluster, search))
     if search.partitions is not Partitions.ANY:

@@ -28,6 +28,11 @@ class Undo:
     variables: tuple[int, ...]
     scores: tuple[Costs, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tables."""
+        return sum(score.nbytes for score in self.scores)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Minimum:

@@ -95,6 +95,16 @@ class StageSolver:
         return len(self._wide)
 
     @property
+    def kept_bytes(self) -> int:
+        """Memory of the tables from which strategies are read back."""
+        return sum(minimum.undo.num_bytes for minimum in (*self._layers.values(), *self._messages.values()))
+
+    def forget(self) -> None:
+        """Drop these tables; `choose` makes those again that it needs."""
+        for tables in (self._layers, self._restored, self._messages):
+            tables.clear()
+
+    @property
     def space(self) -> SpecSpace:
         """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
         if not self._space:

@@ -24,6 +24,7 @@ from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
 
 PRICE_FACTORS = (0.0, 0.02, 0.05, 0.1, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
+MOST_KEPT_BYTES = 2 * 2**30  # of tables of solved meshes; the few that are chosen from are made again
 MICROBATCHES_IN_FLIGHT = 4.0  # a byte a microbatch weighs as that many held all iteration
 
 
@@ -88,9 +89,14 @@ class StagePricer:
                     solver.problem(index)
 
     def price(self, candidates: Iterable[StageCandidate]) -> CostTable:
-        """The cost table of all candidates that can be run."""
+        """The cost table of all candidates that can be run; where those of a mesh follow each other (`by_mesh`), memory stays in bounds."""
         cells: dict[Cell, list[StageOption]] = {}
+        before, kept = None, 0
         for candidate in candidates:
+            solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
+            if before is not None and before is not solver:
+                kept = _keep_or_forget(before, kept)
+            before = solver
             options = self.options(candidate)
             if options:
                 cells.setdefault((candidate.start, candidate.stop, candidate.submesh), []).extend(options)
@@ -128,6 +134,20 @@ class StagePricer:
         """The strategies behind an option."""
         solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
         return solver.choose(candidate.start, candidate.stop, self.memory_price(variant))
+
+
+def by_mesh(candidates: Iterable[StageCandidate]) -> tuple[StageCandidate, ...]:
+    """The candidates, mesh after mesh, otherwise in the same order."""
+    return tuple(sorted(candidates, key=lambda one: (one.submesh, one.shape, one.remat)))
+
+
+def _keep_or_forget(solver: StageSolver, kept_bytes: int) -> int:
+    """Have a solver that is done drop its tables if all that is kept were too much otherwise; how much is kept then."""
+    more = kept_bytes + solver.kept_bytes
+    if more <= MOST_KEPT_BYTES:
+        return more
+    solver.forget()
+    return kept_bytes
 
 
 @lru_cache(maxsize=64)

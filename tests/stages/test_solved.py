@@ -85,3 +85,16 @@ def test_a_restricted_pricer_is_given_nothing() -> None:
 
     with pytest.raises(AssertionError, match="without restrictions"):
         StagePricer(step, PAIR, restrict=first_choice, solved=SolvedRuns(known=first.new))
+
+
+def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping, table = priced(prepared().step, SolvedRuns())
+    monkeypatch.setattr("alpa_hpc.stages.pricing.MOST_KEPT_BYTES", 0)
+    forgetting, same = priced(prepared().step, SolvedRuns())
+    assert same.options == table.options
+    candidates = find_candidates(prepared().step, PAIR, SEARCH)
+    solvers = {forgetting.solver(one.submesh, one.shape, remat=one.remat) for one in candidates}
+    assert sum(solver.kept_bytes == 0 for solver in solvers) == len(solvers) - 1, "all but the last forget"
+    for one in candidates:
+        choices = [tuple(layer.choices for layer in pricer.choose(one, 1)) for pricer in (keeping, forgetting)]
+        assert choices[0] == choices[1]
