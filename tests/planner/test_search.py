@@ -55,7 +55,8 @@ def test_the_plan_chosen_is_the_fastest_that_fits():
 
 
 def of_size(plan: SimulatedPlan, num_bytes: int) -> SimulatedPlan:
-    return replace(plan, timeline=replace(plan.timeline, peak_bytes=(num_bytes,)))
+    meshes = tuple(replace(mesh, peak_bytes=num_bytes) for mesh in plan.timeline.meshes)
+    return replace(plan, timeline=replace(plan.timeline, meshes=meshes))
 
 
 def test_the_dps_seconds_of_a_stage_are_those_of_its_strategies():
