@@ -23,6 +23,7 @@ from alpa_hpc.stages.objective import InFlight, StageChoice, StagePartition, one
 from alpa_hpc.stages.suffix_dp import FloatArray, Path, StageGrid, completions, needed_bytes, stage_costs, stage_grid, suffix_values, trace
 
 TOLERANCE = 1e-6
+MOST_HALVINGS = 200
 LOOSER = (1.0, 1.05, 1.25, float("inf"))  # bounds on the slowest stage, as multiples of the best partition's, for alternatives to it
 GIB = 2.0**30
 
@@ -49,7 +50,7 @@ def partition_stages(
         if len(found) < num_best:
             found |= _alternatives(grid, num_microbatches, found, factor, num_best)
     ranked = sorted(found, key=lambda path: (found[path], len(path), path))[:num_best]
-    lower_bound = found[ranked[0]] * (1 - TOLERANCE)
+    lower_bound = min(unpruned_bound(grid, num_microbatches), found[ranked[0]])
     return tuple(StagePartition(_choices(table, grid, path), found[path], lower_bound) for path in ranked)
 
 
@@ -107,6 +108,32 @@ def _best_by_count(grid: StageGrid, num_microbatches: int, num_best: int) -> dic
             if start < stop:
                 heapq.heappush(queue, (float(known.reach(least, bounds[start]).min()), start, stop, least))
     return {path: float(known.seconds[count]) for count, path in known.paths.items()}
+
+
+def unpruned_bound(grid: StageGrid, num_microbatches: int) -> float:
+    """Seconds below which no partition goes, told without knowing any: nothing is dropped, so no fault of the search above can hide in it.
+
+    Partitions whose slowest stage takes bounds[low:high] sum to F(bounds[high - 1]) or more. The interval whose reach is least is halved,
+    until it is a single bound, where reach is exact, or `MOST_HALVINGS` are over.
+    """
+    bounds = np.unique(grid.seconds[np.isfinite(grid.seconds)])
+
+    def least_sum(bound: float) -> float:
+        costs = np.where(grid.seconds <= bound, grid.seconds, np.inf)
+        return float(suffix_values(grid, costs, np.add, grid.max_stages)[1:, 0, -1].min())
+
+    def interval(low: int, high: int, least: float) -> tuple[float, int, int, float]:
+        return least + (num_microbatches - 1) * float(bounds[low]), low, high, least
+
+    queue = [interval(0, bounds.size, least_sum(np.inf))]
+    for _ in range(MOST_HALVINGS):
+        reach, low, high, least = queue[0]
+        if high - low == 1 or reach == np.inf:
+            break
+        middle = (low + high) // 2
+        heapq.heapreplace(queue, interval(low, middle, least_sum(bounds[middle - 1])))
+        heapq.heappush(queue, interval(middle, high, least))
+    return queue[0][0]
 
 
 def _alternatives(grid: StageGrid, num_microbatches: int, found: Mapping[Path, float], factor: float, num_best: int) -> dict[Path, float]:
