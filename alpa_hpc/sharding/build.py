@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
+from alpa_hpc.cluster.hardware import DeviceSpec
 from alpa_hpc.ir.graph import Atom, variables
 from alpa_hpc.ir.work import Layer, ParamUpdate
 from alpa_hpc.sharding.dim_classes import awkward_dims
@@ -68,6 +69,7 @@ class LayerProblem:
     layer: Layer
     remat: bool
     space: SpecSpace
+    device: DeviceSpec
     problem: ShardingProblem
     labels: tuple[tuple[str, ...], ...]
     tensors: tuple[Tensor, ...]
@@ -124,6 +126,7 @@ def build_layer(
         layer=layer,
         remat=remat,
         space=space,
+        device=prices.mesh.device,
         problem=graph.problem(),
         labels=tuple(node.labels for node in graph.nodes),
         tensors=tuple(graph.tensors),

@@ -4,16 +4,25 @@ A value lives from the kernel that makes it to the last one that reads it; a *ke
 result over an operand of the same size that nobody reads later.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One step: the values it reads and makes; `in_place`: element by element, so that results may take the place of operands."""
+    """One step: the values it reads and makes, and those of them that may take the place of an operand.
+
+    elements: of the array that it goes through; 0 where it cannot be one kernel with others that go through as many
+    seconds:  how long it is thought to run
+    hidden:   seconds from its end until something may read what it made, while other kernels run
+    """
 
     reads: frozenset[int]
     makes: tuple[int, ...]
-    in_place: bool
+    over: frozenset[int]
+    elements: float = 0.0
+    seconds: float = 0.0
+    hidden: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +33,27 @@ class Lifetimes:
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     kept: set[int] = field(default_factory=set[int])
 
-    def run(self, reads: frozenset[int], sizes: tuple[float, ...], *, in_place: bool) -> tuple[int, ...]:
-        """A kernel that makes values of these sizes; their numbers."""
+    def value(self) -> int:
+        """A value that is there from the start, and counted elsewhere."""
+        self.sizes.append(0.0)
+        return len(self.sizes) - 1
+
+    def run(  # noqa: PLR0913 - what Kernel says
+        self,
+        reads: frozenset[int],
+        sizes: tuple[float, ...],
+        *,
+        in_place: bool,
+        elements: float = 0.0,
+        seconds: float = 0.0,
+        hidden: float = 0.0,
+    ) -> tuple[int, ...]:
+        """A kernel that makes values of these sizes; their numbers. `in_place`: element by element, so that they may lie over operands."""
         first = len(self.sizes)
         self.sizes += sizes
         made = tuple(range(first, len(self.sizes)))
-        self.kernels.append(Kernel(reads, made, in_place))
+        over = frozenset(made) if in_place else frozenset[int]()
+        self.kernels.append(Kernel(reads, made, over, elements, seconds, hidden))
         return made
 
     @property
@@ -37,16 +61,18 @@ class Lifetimes:
         """Bytes of the kept values."""
         return sum(self.sizes[value] for value in self.kept)
 
-    def peak_bytes(self) -> float:
-        """The most bytes that all values hold at once."""
-        last = {value: index for index, kernel in enumerate(self.kernels) for value in (*kernel.makes, *kernel.reads)}
+    def peak_bytes(self, order: Sequence[Kernel] | None = None) -> float:
+        """The most bytes that all values hold at once, if the kernels run in `order`, or as they are listed."""
+        kernels = self.kernels if order is None else order
+        last = {value: index for index, kernel in enumerate(kernels) for value in (*kernel.makes, *kernel.reads)}
         held = peak = 0.0
-        for index, kernel in enumerate(self.kernels):
+        for index, kernel in enumerate(kernels):
             dying = [value for value in kernel.reads if last[value] == index and value not in self.kept]
-            made = [self.sizes[value] for value in kernel.makes]
-            peak = max(peak, held + sum(made) - (_taken_over(made, [self.sizes[value] for value in dying]) if kernel.in_place else 0.0))
+            made = sum(self.sizes[value] for value in kernel.makes)
+            taken = _taken_over([self.sizes[value] for value in kernel.over], [self.sizes[value] for value in dying])
+            peak = max(peak, held + made - taken)
             unread = [value for value in kernel.makes if last[value] == index and value not in self.kept]
-            held += sum(made) - sum(self.sizes[value] for value in (*dying, *unread))
+            held += made - sum(self.sizes[value] for value in (*dying, *unread))
         return peak
 
 

@@ -41,6 +41,14 @@ class AbstractSplit(Protocol):
         """Bytes a device of a tensor in a spec."""
         ...
 
+    def itemsize(self, tensor: int) -> int:
+        """Bytes an element of a tensor."""
+        ...
+
+    def num_parts(self, record: EquationRecord) -> int:
+        """Into how many parts an equation's work is cut."""
+        ...
+
     def num_pieces(self, record: EquationRecord, factors: tuple[int, ...]) -> int:
         """Into how many pieces an equation cuts what has dims of these of its factors."""
         ...
@@ -72,6 +80,14 @@ class ChosenSplit:
     def num_bytes(self, tensor: int, spec: Spec) -> float:
         """See AbstractSplit."""
         return self.chosen.problem.tensors[tensor].num_bytes / spec.num_shards(self.shape)
+
+    def itemsize(self, tensor: int) -> int:
+        """See AbstractSplit."""
+        return self.chosen.problem.tensors[tensor].itemsize
+
+    def num_parts(self, record: EquationRecord) -> int:
+        """See AbstractSplit."""
+        return self._plan(record).split
 
     def num_pieces(self, record: EquationRecord, factors: tuple[int, ...]) -> int:
         """See AbstractSplit."""
@@ -110,6 +126,15 @@ class EvenSplit:
         """See AbstractSplit."""
         del spec
         return self.problem.tensors[tensor].num_bytes / self.shape.num_devices
+
+    def itemsize(self, tensor: int) -> int:
+        """See AbstractSplit."""
+        return self.problem.tensors[tensor].itemsize
+
+    def num_parts(self, record: EquationRecord) -> int:
+        """See AbstractSplit."""
+        del record
+        return self.shape.num_devices
 
     def num_pieces(self, record: EquationRecord, factors: tuple[int, ...]) -> int:
         """See AbstractSplit."""

@@ -12,15 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.cluster.compute import flop_rate
+from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.lifetimes import Lifetimes
+from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
 from alpa_hpc.sharding.tiles import Compute, Exchange, LayerTiles, Tile, TileStep, Work
 from alpa_hpc.sharding.update_memory import update_memory
 
 NOTHING: frozenset[int] = frozenset()
+CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
+COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
 
 def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
@@ -58,15 +62,19 @@ def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> f
         steps += tiles.steps
         kept += [tiles.leave(problem.forward, position, split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
         kept += map(tiles.get, problem.residuals)
-    lifetimes = _lifetimes(steps, kept, ())
-    return max(0.0, lifetimes.peak_bytes() - lifetimes.kept_bytes)
+    lifetimes = _lifetimes(steps, kept, (), layers[0][0].device)
+    return max(0.0, _peak_bytes(lifetimes) - lifetimes.kept_bytes)
 
 
 def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
     """Bytes that the backward of one layer needs; if it recomputes, its residuals live inside it."""
     tiles = backward_tiles(problem, split)
     gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
-    return _lifetimes(tiles.steps, (), [tiles.get(tensor) for tensor in gradients]).peak_bytes()
+    return _peak_bytes(_lifetimes(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device))
+
+
+def _peak_bytes(lifetimes: Lifetimes) -> float:
+    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
 
 
 def forward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
@@ -94,13 +102,15 @@ def backward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
 class _Placed:
     """Where a tile is: in memory by itself (`solid`), or fused; `sources` = the values that it is read from.
 
-    Arguments are solid and have no sources: they are there anyway. `converted`: a solid tile's numbers in another form. `in_order`: element
-    by element what the sources are.
+    `converted`: a solid tile's numbers in another form; `same`: and of as many bytes each. `worked_out`: a function of one solid tile.
+    `in_order`: element by element what the sources are.
     """
 
     sources: frozenset[int]
     solid: bool
     converted: bool = False
+    same: bool = False
+    worked_out: bool = False
     in_order: bool = True
 
 
@@ -108,25 +118,29 @@ class _Placed:
 class _Memory:
     """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
 
+    device: DeviceSpec
     kept: frozenset[Tile]
     added: frozenset[Tile]
     readers: Counter[Tile]
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
+    turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
-    waiting: list[_Placed] = field(default_factory=list[_Placed])  # what is still to be added
+    waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
 
     def place(self, tile: Tile) -> _Placed:
         """Where a tile is; what no step has made is an argument."""
-        return self.placed.setdefault(tile, _Placed(frozenset(), solid=True))
+        if tile not in self.placed:
+            self.placed[tile] = _Placed(frozenset((self.lifetimes.value(),)), solid=True)
+        return self.placed[tile]
 
     def run(self, step: TileStep) -> None:
         """Take one step."""
         match step:
             case Exchange(read=read, made=made):
                 self.solidify(read)
-                self._make((made,), self.place(read).sources, in_place=False)
+                self._exchange(step)
                 self._settle(made)
             case Compute(makes=makes):
                 self._compute(step)
@@ -137,43 +151,98 @@ class _Memory:
         """Have a tile lie in memory."""
         one = self.place(tile)
         if not one.solid:
-            by_rows = any(self.rows.get(source, NOTHING) & one.sources for source in one.sources)
-            self._make((tile,), one.sources, in_place=one.in_order and not by_rows)
+            by_rows = any(self.rows.get(source, NOTHING) & self._counted(one.sources) for source in one.sources)
+            elements = 0.0 if by_rows else tile.elements
+            self._make((tile,), one.sources, in_place=one.in_order and not by_rows, elements=elements)
 
     def add_waiting(self) -> None:
-        """Add what was made to its arguments: XLA does so only beside the next product, so that two of them lie in memory."""
+        """Add what was made to its arguments: XLA does so only beside the next product, so that two of them lie in memory.
+
+        What a library made in an order of its own is added in the argument's, and that is copied to where the argument is.
+        """
         while self.waiting:
-            self.lifetimes.run(self.waiting.pop().sources, (), in_place=True)
+            tile = self.waiting.pop()
+            one = self.placed[tile]
+            seconds = 3 * tile.num_bytes / self.device.memory_bandwidth
+            if one.sources & self.turned:
+                summed = self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=False, seconds=seconds)
+                self.lifetimes.run(frozenset(summed), (), in_place=True, seconds=seconds)
+            else:
+                self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
+
+    def _exchange(self, step: Exchange) -> None:
+        """What arrives has memory of its own from the start to the end, and what leaves keeps its."""
+        read, made = self.place(step.read).sources, step.made.num_bytes
+        hidden = COLLECTIVE_SECONDS + made / self.device.memory_bandwidth
+        begun = self.lifetimes.run(read, (made,), in_place=False, hidden=hidden)
+        arrived = self.lifetimes.run(read | frozenset(begun), (made,), in_place=True)
+        self.placed[step.made] = _Placed(frozenset(arrived), solid=True)
 
     def _compute(self, step: Compute) -> None:
         reads, makes = step.reads, step.makes
         match step.work:
-            case Work.FUSED | Work.CONVERSION | Work.TRANSPOSITION:
-                placed = [self.place(tile) for tile in reads]
-                converted = step.work is not Work.FUSED and all(one.solid or one.converted for one in placed)
-                in_order = step.work is not Work.TRANSPOSITION and all(one.in_order for one in placed)
+            case Work.FUSED | Work.FUNCTION | Work.CONVERSION | Work.TRANSPOSITION:
                 for tile in makes:
-                    self.placed[tile] = _Placed(self._sources(reads), solid=False, converted=converted, in_order=in_order)
+                    self.placed[tile] = self._fused(step, tile)
             case Work.REDUCTION | Work.ROW_REDUCTION:
-                self._make(makes, self._sources(reads), in_place=False)
+                elements = max((tile.elements for tile in reads), default=0.0)
+                self._make(makes, self._sources(reads), in_place=False, beside=step.beside, elements=elements)
                 if step.work is Work.ROW_REDUCTION:
-                    self.rows.update((made, self._sources(reads)) for tile in makes for made in self.placed[tile].sources)
-            case Work.CONTRACTION | Work.SCATTER:
-                beside = self._beside(step)
-                for tile in reads:
-                    if not (self.place(tile).converted and self.readers[tile] == 1):
-                        self.solidify(tile)
-                self._make(makes, self._sources(reads), in_place=step.work is Work.SCATTER, beside=beside)
-                self.products.update(*(self.placed[tile].sources for tile in makes))
+                    counted = self._counted(self._sources(reads))
+                    self.rows.update((made, counted) for tile in makes for made in self.placed[tile].sources)
+            case Work.CONTRACTION | Work.CONVOLUTION | Work.SCATTER:
+                self._contract(step)
 
-    def _beside(self, step: Compute) -> float:
-        """Bytes that a step needs only while it runs."""
-        copied = step.turned.num_bytes if step.turned is not None and self.place(step.turned).solid else 0.0
-        return max([copied, *(_lifetimes(program, (), ()).peak_bytes() for program in step.inside)])
+    def _fused(self, step: Compute, tile: Tile) -> _Placed:
+        """A tile that is made where it is read."""
+        placed = [self.place(one) for one in step.reads]
+        converted = step.work not in (Work.FUSED, Work.FUNCTION) and all(one.solid or one.converted for one in placed)
+        same = converted and all(one.solid or one.same for one in placed) and all(one.itemsize == tile.itemsize for one in step.reads)
+        as_small = all(one.num_bytes <= tile.num_bytes for one in step.reads)
+        worked_out = step.work is Work.FUNCTION and as_small and all(one.solid or one.worked_out for one in placed)
+        in_order = step.work is not Work.TRANSPOSITION and all(one.in_order for one in placed)
+        return _Placed(self._sources(step.reads), solid=False, converted=converted, same=same, worked_out=worked_out, in_order=in_order)
 
-    def _make(self, tiles: Sequence[Tile], sources: frozenset[int], *, in_place: bool, beside: float = 0.0) -> None:
+    def _contract(self, step: Compute) -> None:
+        beside = max([step.beside, *(_lifetimes(program, (), (), self.device).peak_bytes() for program in step.inside)])
+        sources = NOTHING
+        for tile in step.reads:
+            if not self._is_read_as_it_is(step, tile):
+                self.solidify(tile)
+            elif tile is step.turned:
+                sources |= frozenset(self.lifetimes.run(self.place(tile).sources, (tile.num_bytes,), in_place=False))
+        sources |= self._sources(step.reads)
+        seconds = CONVOLUTION_SECONDS if step.work is Work.CONVOLUTION else step.flop / flop_rate(self.device, step.makes[0].itemsize)
+        self._make(step.makes, sources, in_place=step.work is Work.SCATTER, beside=beside, seconds=seconds)
+        made = [value for tile in step.makes for value in self.placed[tile].sources]
+        self.products.update(made)
+        if step.turns:
+            self.turned.update(made)
+
+    def _is_read_as_it_is(self, step: Compute, tile: Tile) -> bool:
+        """Whether a contraction needs no copy of an operand but, maybe, one in another order."""
+        one = self.place(tile)
+        if one.solid:
+            return True
+        if step.work is Work.CONVOLUTION:
+            return one.same
+        return one.worked_out or (one.converted and self.readers[tile] == 1)
+
+    def _make(  # noqa: PLR0913 - a kernel's
+        self,
+        tiles: Sequence[Tile],
+        sources: frozenset[int],
+        *,
+        in_place: bool,
+        beside: float = 0.0,
+        elements: float = 0.0,
+        seconds: float = 0.0,
+    ) -> None:
         """A kernel that makes tiles; `beside` = bytes that it needs only while it runs."""
-        *values, _ = self.lifetimes.run(sources, (*(tile.num_bytes for tile in tiles), beside), in_place=in_place)
+        moved = sum(self.lifetimes.sizes[source] for source in sources) + sum(tile.num_bytes for tile in tiles)
+        seconds = max(seconds, moved / self.device.memory_bandwidth)
+        sizes = (*(tile.num_bytes for tile in tiles), beside)
+        *values, _ = self.lifetimes.run(sources, sizes, in_place=in_place, elements=elements, seconds=seconds)
         for tile, value in zip(tiles, values, strict=True):
             self.placed[tile] = _Placed(frozenset((value,)), solid=True)
 
@@ -182,7 +251,7 @@ class _Memory:
         one = self.placed[tile]
         if tile in self.added and one.sources & self.products:
             self.add_waiting()
-            self.waiting.append(one)
+            self.waiting.append(tile)
         elif tile in self.added:
             self.lifetimes.run(one.sources, (), in_place=True)
         elif tile in self.kept:
@@ -194,11 +263,15 @@ class _Memory:
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
         return frozenset(source for tile in tiles for source in self.place(tile).sources)
 
+    def _counted(self, values: frozenset[int]) -> frozenset[int]:
+        """Those that are no arguments."""
+        return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
 
-def _lifetimes(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile]) -> Lifetimes:
+
+def _lifetimes(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
     """What the steps make, and how long it lies in memory."""
     readers = Counter(tile for step in steps for tile in (step.reads if isinstance(step, Compute) else (step.read,)))
-    memory = _Memory(frozenset(kept), frozenset(added), readers)
+    memory = _Memory(device, frozenset(kept), frozenset(added), readers)
     for step in steps:
         memory.run(step)
     memory.add_waiting()
