@@ -106,7 +106,7 @@ def check(case: Case) -> tuple[TaskCheck, ...]:
 
 @cache
 def step_of(experiment: str, overrides: tuple[str, ...]) -> tuple[LayeredStep, ClusterSpec]:
-    sizes = (f"cluster.num_nodes={SUBMESH.num_nodes}", f"cluster.devices_per_node={SUBMESH.devices_per_node}")
+    sizes = ("cluster=dgx_h100", f"cluster.num_nodes={SUBMESH.num_nodes}", f"cluster.devices_per_node={SUBMESH.devices_per_node}")
     config = compose_experiment(experiment, ("mode=plan", *sizes, *overrides))
     return prepared(config).step, config.cluster
 

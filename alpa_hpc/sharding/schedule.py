@@ -1,8 +1,8 @@
 """Kernels as a program lists them -> kernels as XLA runs them on GPUs: siblings as one, collectives hidden behind what can wait.
 
-Kernels that go through arrays of the same size and read a common one become one kernel, if neither needs the other: then all that they make
-lies in memory together. And while a collective is under way XLA runs what nobody waits for, gradients of parameters above all, from the last
-collective backward: so that what they are made of lies in memory until then.
+Kernels that go through arrays of the same size and read a common one become one kernel, if neither needs the other: all that they make then
+lies in memory together. And while a collective is under way XLA runs what nobody waits for, gradients of parameters above all, the last
+collective first: so what they are made of lies in memory until then.
 """
 
 import heapq

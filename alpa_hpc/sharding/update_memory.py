@@ -42,8 +42,8 @@ def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemo
     exchanges = tuple(_exchanges(layers, shape))
     between = sum(one.bytes_in(move.after) for one in exchanges for move in one.incoming[:-1])
     between_back = (one.bytes_in(move.after) for one in exchanges for move in one.outgoing[:-1])
-    copies = (one.copied(move) for one in exchanges for move in one.incoming)
-    copies_back = (one.copied(move) for one in exchanges for move in one.outgoing)
+    copies = (max(map(one.copied, one.incoming), default=0.0) for one in exchanges)
+    copies_back = (max(map(one.copied, one.outgoing), default=0.0) for one in exchanges)
     waiting = [one.waiting for one in exchanges]
     homes = [one.bytes_in(one.outgoing[0].after) for one in exchanges if one.is_straight]
     return UpdateMemory(

@@ -1,30 +1,21 @@
 """A stage's programs -> bytes that live only while they run: what a task needs beyond the arrays that it is given and gives.
 
-A simple model of what XLA keeps in memory, held against code that it compiles for GPUs (`benchmarks/gpu_hlo.py`). Results of contractions,
-reductions and collectives lie there, and so does every operand of a contraction or collective, made as late as its first reader allows;
-but a contraction converts as it goes what it alone reads. All else is fused into its readers, which then read what it is made from, unless
-several want it and that is more to read than the thing itself. The results of a task have memory of their own; what lives before they are
-made may lie there.
+Steps become kernels (`fusion`), kernels are put in order (`schedule`), and their values live from the first to the last that needs them
+(`lifetimes`). The results of a task have memory of their own; what lives before they are made may lie there.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
-from alpa_hpc.cluster.compute import flop_rate
-from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
+from alpa_hpc.sharding.fusion import lifetimes_of
 from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
-from alpa_hpc.sharding.tiles import Compute, Exchange, LayerTiles, Tile, TileStep, Work
+from alpa_hpc.sharding.tiles import LayerTiles, Tile, TileStep
 from alpa_hpc.sharding.update_memory import update_memory
-
-NOTHING: frozenset[int] = frozenset()
-CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
-COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
 
 def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
@@ -62,7 +53,7 @@ def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> f
         steps += tiles.steps
         kept += [tiles.leave(problem.forward, position, split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
         kept += map(tiles.get, problem.residuals)
-    lifetimes = _lifetimes(steps, kept, (), layers[0][0].device)
+    lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
     return max(0.0, _peak_bytes(lifetimes) - lifetimes.kept_bytes)
 
 
@@ -70,7 +61,7 @@ def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
     """Bytes that the backward of one layer needs; if it recomputes, its residuals live inside it."""
     tiles = backward_tiles(problem, split)
     gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
-    return _peak_bytes(_lifetimes(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device))
+    return _peak_bytes(lifetimes_of(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device))
 
 
 def _peak_bytes(lifetimes: Lifetimes) -> float:
@@ -96,183 +87,3 @@ def backward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
     for position, port in enumerate(problem.cotangent_inputs):
         tiles.leave(problem.backward, position, split.own(port.tensor))
     return tiles
-
-
-@dataclass(slots=True, eq=False)
-class _Placed:
-    """Where a tile is: in memory by itself (`solid`), or fused; `sources` = the values that it is read from.
-
-    `converted`: a solid tile's numbers in another form; `same`: and of as many bytes each. `worked_out`: a function of one solid tile.
-    `in_order`: element by element what the sources are.
-    """
-
-    sources: frozenset[int]
-    solid: bool
-    converted: bool = False
-    same: bool = False
-    worked_out: bool = False
-    in_order: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Memory:
-    """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
-
-    device: DeviceSpec
-    kept: frozenset[Tile]
-    added: frozenset[Tile]
-    readers: Counter[Tile]
-    lifetimes: Lifetimes = field(default_factory=Lifetimes)
-    placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
-    products: set[int] = field(default_factory=set[int])  # values that contractions made
-    turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
-    rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
-    waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
-
-    def place(self, tile: Tile) -> _Placed:
-        """Where a tile is; what no step has made is an argument."""
-        if tile not in self.placed:
-            self.placed[tile] = _Placed(frozenset((self.lifetimes.value(),)), solid=True)
-        return self.placed[tile]
-
-    def run(self, step: TileStep) -> None:
-        """Take one step."""
-        match step:
-            case Exchange(read=read, made=made):
-                self.solidify(read)
-                self._exchange(step)
-                self._settle(made)
-            case Compute(makes=makes):
-                self._compute(step)
-                for tile in makes:
-                    self._settle(tile)
-
-    def solidify(self, tile: Tile) -> None:
-        """Have a tile lie in memory."""
-        one = self.place(tile)
-        if not one.solid:
-            by_rows = any(self.rows.get(source, NOTHING) & self._counted(one.sources) for source in one.sources)
-            elements = 0.0 if by_rows else tile.elements
-            self._make((tile,), one.sources, in_place=one.in_order and not by_rows, elements=elements)
-
-    def add_waiting(self) -> None:
-        """Add what was made to its arguments: XLA does so only beside the next product, so that two of them lie in memory.
-
-        What a library made in an order of its own is added in the argument's, and that is copied to where the argument is.
-        """
-        while self.waiting:
-            tile = self.waiting.pop()
-            one = self.placed[tile]
-            seconds = 3 * tile.num_bytes / self.device.memory_bandwidth
-            if one.sources & self.turned:
-                summed = self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=False, seconds=seconds)
-                self.lifetimes.run(frozenset(summed), (), in_place=True, seconds=seconds)
-            else:
-                self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
-
-    def _exchange(self, step: Exchange) -> None:
-        """What arrives has memory of its own from the start to the end, and what leaves keeps its."""
-        read, made = self.place(step.read).sources, step.made.num_bytes
-        hidden = COLLECTIVE_SECONDS + made / self.device.memory_bandwidth
-        begun = self.lifetimes.run(read, (made,), in_place=False, hidden=hidden)
-        arrived = self.lifetimes.run(read | frozenset(begun), (made,), in_place=True)
-        self.placed[step.made] = _Placed(frozenset(arrived), solid=True)
-
-    def _compute(self, step: Compute) -> None:
-        reads, makes = step.reads, step.makes
-        match step.work:
-            case Work.FUSED | Work.FUNCTION | Work.CONVERSION | Work.TRANSPOSITION:
-                for tile in makes:
-                    self.placed[tile] = self._fused(step, tile)
-            case Work.REDUCTION | Work.ROW_REDUCTION:
-                elements = max((tile.elements for tile in reads), default=0.0)
-                self._make(makes, self._sources(reads), in_place=False, beside=step.beside, elements=elements)
-                if step.work is Work.ROW_REDUCTION:
-                    counted = self._counted(self._sources(reads))
-                    self.rows.update((made, counted) for tile in makes for made in self.placed[tile].sources)
-            case Work.CONTRACTION | Work.CONVOLUTION | Work.SCATTER:
-                self._contract(step)
-
-    def _fused(self, step: Compute, tile: Tile) -> _Placed:
-        """A tile that is made where it is read."""
-        placed = [self.place(one) for one in step.reads]
-        converted = step.work not in (Work.FUSED, Work.FUNCTION) and all(one.solid or one.converted for one in placed)
-        same = converted and all(one.solid or one.same for one in placed) and all(one.itemsize == tile.itemsize for one in step.reads)
-        as_small = all(one.num_bytes <= tile.num_bytes for one in step.reads)
-        worked_out = step.work is Work.FUNCTION and as_small and all(one.solid or one.worked_out for one in placed)
-        in_order = step.work is not Work.TRANSPOSITION and all(one.in_order for one in placed)
-        return _Placed(self._sources(step.reads), solid=False, converted=converted, same=same, worked_out=worked_out, in_order=in_order)
-
-    def _contract(self, step: Compute) -> None:
-        beside = max([step.beside, *(_lifetimes(program, (), (), self.device).peak_bytes() for program in step.inside)])
-        sources = NOTHING
-        for tile in step.reads:
-            if not self._is_read_as_it_is(step, tile):
-                self.solidify(tile)
-            elif tile is step.turned:
-                sources |= frozenset(self.lifetimes.run(self.place(tile).sources, (tile.num_bytes,), in_place=False))
-        sources |= self._sources(step.reads)
-        seconds = CONVOLUTION_SECONDS if step.work is Work.CONVOLUTION else step.flop / flop_rate(self.device, step.makes[0].itemsize)
-        self._make(step.makes, sources, in_place=step.work is Work.SCATTER, beside=beside, seconds=seconds)
-        made = [value for tile in step.makes for value in self.placed[tile].sources]
-        self.products.update(made)
-        if step.turns:
-            self.turned.update(made)
-
-    def _is_read_as_it_is(self, step: Compute, tile: Tile) -> bool:
-        """Whether a contraction needs no copy of an operand but, maybe, one in another order."""
-        one = self.place(tile)
-        if one.solid:
-            return True
-        if step.work is Work.CONVOLUTION:
-            return one.same
-        return one.worked_out or (one.converted and self.readers[tile] == 1)
-
-    def _make(  # noqa: PLR0913 - a kernel's
-        self,
-        tiles: Sequence[Tile],
-        sources: frozenset[int],
-        *,
-        in_place: bool,
-        beside: float = 0.0,
-        elements: float = 0.0,
-        seconds: float = 0.0,
-    ) -> None:
-        """A kernel that makes tiles; `beside` = bytes that it needs only while it runs."""
-        moved = sum(self.lifetimes.sizes[source] for source in sources) + sum(tile.num_bytes for tile in tiles)
-        seconds = max(seconds, moved / self.device.memory_bandwidth)
-        sizes = (*(tile.num_bytes for tile in tiles), beside)
-        *values, _ = self.lifetimes.run(sources, sizes, in_place=in_place, elements=elements, seconds=seconds)
-        for tile, value in zip(tiles, values, strict=True):
-            self.placed[tile] = _Placed(frozenset((value,)), solid=True)
-
-    def _settle(self, tile: Tile) -> None:
-        """What becomes of a tile that was just made."""
-        one = self.placed[tile]
-        if tile in self.added and one.sources & self.products:
-            self.add_waiting()
-            self.waiting.append(tile)
-        elif tile in self.added:
-            self.lifetimes.run(one.sources, (), in_place=True)
-        elif tile in self.kept:
-            self.solidify(tile)
-            self.lifetimes.kept |= self.placed[tile].sources
-        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > tile.num_bytes:
-            self.solidify(tile)
-
-    def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
-        return frozenset(source for tile in tiles for source in self.place(tile).sources)
-
-    def _counted(self, values: frozenset[int]) -> frozenset[int]:
-        """Those that are no arguments."""
-        return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
-
-
-def _lifetimes(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
-    """What the steps make, and how long it lies in memory."""
-    readers = Counter(tile for step in steps for tile in (step.reads if isinstance(step, Compute) else (step.read,)))
-    memory = _Memory(device, frozenset(kept), frozenset(added), readers)
-    for step in steps:
-        memory.run(step)
-    memory.add_waiting()
-    return memory.lifetimes
