@@ -32,7 +32,7 @@ class Work(enum.Enum):
     FUSED = "fused"
     """element by element, or a view: can be made where it is read"""
     FUNCTION = "function"
-    """of one array alone, element by element: a product of matrices can work it out as it reads"""
+    """of one array, which it reads once, element by element: a product of matrices can work it out as it reads"""
     CONVERSION = "conversion"
     """the same numbers in another dtype or shape: a contraction can do that as it reads"""
     TRANSPOSITION = "transposition"
@@ -112,6 +112,9 @@ REDUCTIONS = (
 SCATTERS = ("scatter", "dynamic_update_slice", "sort")
 ROW_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 CONVERSIONS = frozenset("convert_element_type copy copy_p reshape squeeze".split())
+FUNCTIONS = frozenset(
+    "exp exp2 expm1 log log1p tanh logistic sin cos sqrt rsqrt neg sign abs floor ceil round not max min add sub mul div".split()
+)  # of one operand, or of it and a number
 REORDERINGS = frozenset({"transpose", "rev"})
 LONGEST_ROW = 1 << 14  # elements: twice as many do not find room in the registers of a GPU's multiprocessor
 INDEX_BYTES = 4
@@ -233,7 +236,7 @@ def _work(eqn: JaxprEqn) -> Work:
     if name == "transpose":
         return Work.TRANSPOSITION
     if name in ELEMENTWISE:
-        return Work.FUNCTION if len(variables(eqn.invars)) == 1 else Work.FUSED
+        return Work.FUNCTION if name in FUNCTIONS and len(variables(eqn.invars)) == 1 else Work.FUSED
     if name in ROW_REDUCTIONS and _fits_a_kernel(eqn):
         return Work.ROW_REDUCTION
     if name.startswith(REDUCTIONS):

@@ -80,8 +80,13 @@ class _Exchange:
 
     @property
     def waiting(self) -> float:
-        """Bytes of the new parameter before it is handed out; 0 where it is made where it is stored."""
-        return self.bytes_in(self.outgoing[0].before) if any(not move.is_local for move in self.outgoing) else 0.0
+        """Bytes of the new parameter before it is handed out; 0 where it is made where it is stored.
+
+        That is where it waits, too, if a copy arrives and what is stored is made of that.
+        """
+        if all(move.is_local for move in self.outgoing) or self.copied(self.outgoing[-1]):
+            return 0.0
+        return self.bytes_in(self.outgoing[0].before)
 
     @property
     def is_straight(self) -> bool:
