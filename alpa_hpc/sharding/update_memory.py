@@ -3,8 +3,8 @@
 XLA starts the collectives of all parameters before it waits for the first, so what one collective leaves for the next lies in memory for
 all parameters at once, and so do new parameters that wait to be handed out. A collective along another dim than the first works on a
 transposed copy. Much of this finds room where parameters are stored, whose memory is free from when the new value is made until it arrives.
-How much depends on the order in which XLA does things. As seen in code that it made: of transposed copies, and of what is on its way to a
-second collective, two lie in memory of their own; of two parameters that one collective puts right where they are stored, one has room for
+How much depends on the order in which XLA does things. As seen in code that it made: of transposed copies of gradients, two lie in memory
+of their own, of those of new parameters all; of two parameters that one collective puts right where they are stored, one has room for
 another that waits.
 """
 
@@ -41,16 +41,24 @@ def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemo
     """What the update of the parameters that `layers` own needs."""
     exchanges = tuple(_exchanges(layers, shape))
     between = sum(one.bytes_in(move.after) for one in exchanges for move in one.incoming[:-1])
-    between_back = (one.bytes_in(move.after) for one in exchanges for move in one.outgoing[:-1])
     copies = (max(map(one.copied, one.incoming), default=0.0) for one in exchanges)
-    copies_back = (max(map(one.copied, one.outgoing), default=0.0) for one in exchanges)
     waiting = [one.waiting for one in exchanges]
     homes = [one.bytes_in(one.outgoing[0].after) for one in exchanges if one.is_straight]
     return UpdateMemory(
         summed=sum(one.bytes_in(one.incoming[-1].after) for one in exchanges if one.incoming),
         sync=between + _largest(copies, 2),
-        hand_out=sum(waiting) - _room(waiting, homes) + _largest(copies_back, 2) + _largest(between_back, 2),
+        hand_out=sum(waiting) - _room(waiting, homes) + _on_the_way(exchanges),
     )
+
+
+def _on_the_way(exchanges: Sequence["_Exchange"]) -> float:
+    """Bytes of what a collective leaves for the next, or for a copy to where it is stored, of all parameters that are under way at once.
+
+    XLA starts small ones first: they have arrived if what arrives is smaller than what the largest begins with.
+    """
+    begins = max((one.bytes_in(one.outgoing[0].after) for one in exchanges if len(one.outgoing) > 1), default=0.0)
+    late = (one for one in exchanges if one.outgoing and (one.arrives_as_copy or one.bytes_in(one.outgoing[-1].after) >= begins))
+    return sum(max(one.passed_on, *map(one.copied, one.outgoing)) for one in late)
 
 
 def _room(waiting: Iterable[float], homes: Iterable[float]) -> float:
@@ -82,11 +90,21 @@ class _Exchange:
     def waiting(self) -> float:
         """Bytes of the new parameter before it is handed out; 0 where it is made where it is stored.
 
-        That is where it waits, too, if a copy arrives and what is stored is made of that.
+        It waits there, too, if a copy arrives and what is stored is made of that; and it is gone before all lie between two collectives.
         """
-        if all(move.is_local for move in self.outgoing) or self.copied(self.outgoing[-1]):
+        if all(move.is_local for move in self.outgoing) or len(self.outgoing) > 1 or self.arrives_as_copy:
             return 0.0
         return self.bytes_in(self.outgoing[0].before)
+
+    @property
+    def passed_on(self) -> float:
+        """Bytes of what one collective leaves for the next."""
+        return sum(self.bytes_in(move.after) for move in self.outgoing[:-1])
+
+    @property
+    def arrives_as_copy(self) -> bool:
+        """Whether the new parameter arrives in another order than it is stored in."""
+        return bool(self.outgoing) and self.copied(self.outgoing[-1]) > 0
 
     @property
     def is_straight(self) -> bool:
