@@ -56,10 +56,25 @@ class Lifetimes:
         self.kernels.append(Kernel(reads, made, over, elements, seconds, hidden))
         return made
 
-    @property
-    def kept_bytes(self) -> float:
-        """Bytes of the kept values."""
-        return sum(self.sizes[value] for value in self.kept)
+    def bytes_beside_kept(self, order: Sequence[Kernel]) -> float:
+        """The most bytes at once that need memory beside that of the kept values, if the kernels run in `order`.
+
+        Memory of a kept value has room, until that is made, for one other at a time that is no larger.
+        """
+        made = {value: index for index, kernel in enumerate(order) for value in kernel.makes}
+        last = {value: index for index, kernel in enumerate(order) for value in (*kernel.makes, *kernel.reads)}
+        over = {value for kernel in order for value in kernel.over}
+        homes = {value: list[int]() for value in sorted(self.kept & made.keys(), key=self.sizes.__getitem__)}
+        for value in sorted(made.keys() - self.kept, key=lambda value: -self.sizes[value]):
+            for home, guests in homes.items():
+                ends = made[home] + (home in over and self.sizes[home] == self.sizes[value])
+                apart = all(last[value] < made[guest] or last[guest] < made[value] for guest in guests)
+                if self.sizes[value] <= self.sizes[home] and last[value] < ends and apart:
+                    guests.append(value)
+                    break
+        housed = self.kept.union(*homes.values())
+        sizes = [0.0 if value in housed else size for value, size in enumerate(self.sizes)]
+        return Lifetimes(sizes).peak_bytes(order)
 
     def peak_bytes(self, order: Sequence[Kernel] | None = None) -> float:
         """The most bytes that all values hold at once, if the kernels run in `order`, or as they are listed."""

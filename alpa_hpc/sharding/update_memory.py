@@ -92,9 +92,8 @@ class _Exchange:
 
         It waits there, too, if a copy arrives and what is stored is made of that; and it is gone before all lie between two collectives.
         """
-        if all(move.is_local for move in self.outgoing) or len(self.outgoing) > 1 or self.arrives_as_copy:
-            return 0.0
-        return self.bytes_in(self.outgoing[0].before)
+        waits = len(self.outgoing) == 1 and not self.outgoing[0].is_local and not self.arrives_as_copy
+        return self.bytes_in(self.outgoing[0].before) if waits else 0.0
 
     @property
     def passed_on(self) -> float:

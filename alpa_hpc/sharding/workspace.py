@@ -11,7 +11,6 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
-from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
 from alpa_hpc.sharding.tiles import LayerTiles, Tile, TileStep
@@ -54,17 +53,14 @@ def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> f
         kept += [tiles.leave(problem.forward, position, split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
         kept += map(tiles.get, problem.residuals)
     lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
-    return max(0.0, _peak_bytes(lifetimes) - lifetimes.kept_bytes)
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
 
 
 def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
     """Bytes that the backward of one layer needs; if it recomputes, its residuals live inside it."""
     tiles = backward_tiles(problem, split)
     gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
-    return _peak_bytes(lifetimes_of(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device))
-
-
-def _peak_bytes(lifetimes: Lifetimes) -> float:
+    lifetimes = lifetimes_of(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device)
     return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
 
 

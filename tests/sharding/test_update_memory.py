@@ -1,5 +1,6 @@
 """What the update needs in memory, on stages of a small GPT whose specs are looked at one by one."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -8,7 +9,7 @@ from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.cluster.mesh import logical_mesh
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.resharding import AllGather, reshard_moves
+from alpa_hpc.sharding.resharding import AllGather, Move, reshard_moves
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
 from alpa_hpc.sharding.update_memory import UpdateMemory, update_memory
 from tests.planning import CLUSTER, prepared
@@ -40,21 +41,36 @@ def test_no_more_is_summed_than_there_is_and_no_less_than_an_even_split(shape: M
     assert memory.most == memory.summed + max(memory.sync, memory.hand_out)
 
 
-def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter():
-    shape = MeshShape(4, 1)
-    waiting, straight, copied = list[float](), list[float](), list[float]()
+def handed_out(shape: MeshShape) -> Iterator[tuple[float, tuple[Move, ...]]]:
+    """Of each parameter its bytes, whole, and the moves of its new value to where it is stored."""
     for layer in chosen(shape):
         problem = layer.problem
         for update in problem.updates:
             stored = problem.params[problem.layer.params.index(update.work.param)]
-            source, num_bytes = layer.spec(update.update.outputs[0]), problem.tensors[stored].num_bytes
-            moves = reshard_moves(source, layer.spec(stored), shape)
-            if moves:
-                (step,) = moves[0].steps
-                assert isinstance(step, AllGather) and len(moves) == 1, "on one axis new parameters are gathered, once"
-                waiting.append(num_bytes / source.num_shards(shape))
-                (copied if step.dim else straight).append(num_bytes)
-    assert len(straight) > 2 and len(copied) > 2
-    alone = update_memory(chosen(shape), shape).hand_out - sum(sorted(copied)[-2:])
+            yield problem.tensors[stored].num_bytes, reshard_moves(layer.spec(update.update.outputs[0]), layer.spec(stored), shape)
+
+
+def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter():
+    shape = MeshShape(4, 1)
+    waiting, copied = list[float](), list[float]()
+    for num_bytes, moves in handed_out(shape):
+        if moves:
+            (step,) = moves[0].steps
+            assert isinstance(step, AllGather) and len(moves) == 1, "on one axis new parameters are gathered, once"
+            if step.dim:
+                copied.append(num_bytes)
+            else:
+                waiting.append(num_bytes / moves[0].before.num_shards(shape))
+    assert len(waiting) > 2 and len(copied) > 2
+    alone = update_memory(chosen(shape), shape).hand_out - sum(copied)
     assert 0 < alone < sum(waiting), "some of them find room"
-    assert sum(waiting) - alone <= sum(sorted(waiting)[-(len(straight) // 2) :]), "every second straight one has room for one"
+    assert sum(waiting) - alone <= sum(sorted(waiting)[-(len(waiting) // 2) :]), "every second straight one has room for one"
+
+
+def test_what_lies_between_two_gathers_is_there_of_all_parameters_but_for_those_that_have_arrived():
+    shape = MeshShape(2, 2)
+    between = [num_bytes / moves[0].after.num_shards(shape) for num_bytes, moves in handed_out(shape) if len(moves) > 1]
+    most = sum(num_bytes for num_bytes, moves in handed_out(shape) if moves)
+    assert len(between) > 3 and len(set(between)) > 1
+    largest = [num_bytes for num_bytes in between if num_bytes == max(between)]
+    assert sum(largest) <= update_memory(chosen(shape), shape).hand_out <= most

@@ -29,8 +29,12 @@ Body = Callable[[jax.Array, list[jax.Array]], jax.Array]
 
 def one_layer(body: Body, *, num_weights: int = 1, remat: bool = False) -> LayerProblem:
     """The mean of `body(x, weights)` as one layer on two devices."""
-    params, batch = {"params": [jnp.ones((WIDTH, WIDTH))] * num_weights}, jnp.ones((ROWS, WIDTH))
-    traced = trace_step(sgd_step(lambda weights, x: jnp.mean(body(x, weights))), params, batch, num_microbatches=1)
+    return layer_of(body, jnp.ones((ROWS, WIDTH)), [jnp.ones((WIDTH, WIDTH))] * num_weights, remat=remat)
+
+
+def layer_of(body: Body, batch: jax.Array, weights: list[jax.Array], *, remat: bool = False) -> LayerProblem:
+    step_of = sgd_step(lambda weights, x: jnp.mean(body(x, weights)))
+    traced = trace_step(step_of, {"params": weights}, batch, num_microbatches=1)
     step = cut_layers(traced, num_layers=1, imbalance=1.0)
     return StageSolver(step, MeshPrices(logical_mesh(CLUSTER, Submesh(1, 2), MeshShape(2, 1))), remat=remat).problem(0)
 
@@ -117,6 +121,67 @@ def test_what_is_not_made_element_by_element_is_made_beside_what_it_is_made_of()
     assert needed(lambda product: jnp.exp(product).T) == pytest.approx(beside, abs=64)
     assert needed(partial(jax.nn.softmax, axis=1)) == pytest.approx(beside, abs=256), "a kernel makes whole rows"
     assert needed(partial(jax.nn.softmax, axis=0)) == pytest.approx(in_place, abs=256)
+
+
+def test_a_row_that_no_kernel_keeps_is_made_in_place():
+    for length, arrays in ((1 << 14, 2), (1 << 15, 1)):
+        weights = [jnp.ones((WIDTH, length)), jnp.ones((length, 1))]
+        needed = forward(layer_of(lambda x, w: jax.nn.softmax(x @ w[0], axis=1) @ w[1], jnp.ones((ROWS, WIDTH)), weights, remat=True))
+        assert needed == pytest.approx(arrays * ROWS * length * 4, rel=0.01), length
+
+
+def test_probabilities_and_their_gradients_lie_together_since_one_kernel_makes_both():
+    """Of exponents that are kept, one product wants what they are divided by their sum, and two want its gradient."""
+    length = 64
+    square = ROWS * length * length * 4
+
+    def attention(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        del weights
+        return jax.nn.softmax(jnp.einsum("rqd,rkd->rqk", x, x), axis=2) @ x
+
+    def body(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        return attention(x @ weights[0], weights)
+
+    problem = layer_of(body, jnp.ones((ROWS, length, WIDTH)), [jnp.ones((WIDTH, WIDTH))])
+    kept = sum(problem.tensors[tensor].num_bytes for tensor in problem.residuals)
+    assert kept >= square
+    assert 2 * square <= backward(problem) < 3 * square
+
+
+IMAGES, SIDE, KERNEL = 8, 16, 3 * 3 * 8 * 16 * 4
+CONVOLVED = IMAGES * SIDE * SIDE * 16 * 4  # bytes
+
+
+def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@cache
+def convolution(size: int, *, remat: bool = False) -> LayerProblem:
+    batch, kernel = jnp.ones((IMAGES, SIDE, SIDE, 8)), jnp.ones((size, size, 8, 16))
+    return layer_of(lambda x, weights: convolved(x, weights[0]), batch, [kernel], remat=remat)
+
+
+def test_a_convolution_reads_a_copy_of_its_kernel_in_the_order_of_its_library():
+    for size in (1, 3):
+        copy = size * size * 8 * 16 * 4
+        assert forward(convolution(size, remat=True)) == pytest.approx(CONVOLVED + copy, abs=64)
+
+
+def test_the_gradient_of_a_kernel_is_added_in_the_order_of_the_kernel_and_copied_there():
+    assert backward(convolution(3)) == pytest.approx(CONVOLVED + KERNEL, abs=64), "the images' gradient, which is made for it, is larger"
+    small = layer_of(lambda x, weights: jnp.mean(convolved(x, weights[0]), axis=(1, 2)), jnp.ones((1, 4, 4, 8)), [jnp.ones((3, 3, 8, 16))])
+    assert backward(small) >= 2 * KERNEL
+
+
+def test_a_scatter_to_the_largest_of_each_window_finds_their_places_first():
+    def pooled(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        product = x @ weights[0]
+        return jax.lax.reduce_window(product, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    problem = layer_of(pooled, jnp.ones((IMAGES, SIDE, SIDE, 8)), [jnp.ones((8, 16))])
+    windows = CONVOLVED / 4
+    assert backward(problem) >= CONVOLVED + 5 * windows, "the result, an index for each of four dims, and what is found there"
 
 
 @cache
