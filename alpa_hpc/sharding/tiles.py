@@ -140,6 +140,10 @@ class LayerTiles:
         """Result number `position` of a program that was run, in the spec in which it is wanted outside."""
         return self._in_spec(program.outputs[position], spec, Origin(program, len(program.records)))
 
+    def put(self, tensor: int, tile: Tile) -> None:
+        """Have a tensor's tile, in its own spec, from elsewhere."""
+        self._tiles[tensor, self.split.own(tensor)] = tile
+
     def get(self, tensor: int) -> Tile:
         """A tensor's tile in its own spec."""
         own = self.split.own(tensor)

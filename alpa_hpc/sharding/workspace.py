@@ -4,8 +4,9 @@ Steps become kernels (`fusion`), kernels are put in order (`schedule`), and thei
 (`lifetimes`). The results of a task have memory of their own; what lives before they are made may lie there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
@@ -47,11 +48,14 @@ def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> f
     """Bytes that the forward of consecutive layers needs."""
     steps: list[TileStep] = []
     kept: list[Tile] = []
+    values: dict[int, Tile] = {}
     for problem, split in layers:
-        tiles = forward_tiles(problem, split)
+        tiles = forward_tiles(problem, split, values)
         steps += tiles.steps
-        kept += [tiles.leave(problem.forward, position, split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
+        for position, port in enumerate(problem.outputs):
+            values[port.value] = tiles.leave(problem.forward, position, split.own(port.tensor))
         kept += map(tiles.get, problem.residuals)
+    kept += values.values()
     lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
     return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
 
@@ -64,9 +68,12 @@ def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
     return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
 
 
-def forward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
-    """The steps of a layer's forward, its outputs brought to their ports."""
+def forward_tiles(problem: LayerProblem, split: AbstractSplit, values: Mapping[int, Tile] = MappingProxyType({})) -> LayerTiles:
+    """The steps of a layer's forward, its outputs brought to their ports; `values` = those that layers before it have made."""
     tiles = LayerTiles(split)
+    for port in problem.inputs:
+        if port.value in values:
+            tiles.put(port.tensor, values[port.value])
     outputs = problem.forward.outputs[: len(problem.outputs)]
     tiles.run(problem.forward, (*outputs, *problem.residuals))
     for position, port in enumerate(problem.outputs):
