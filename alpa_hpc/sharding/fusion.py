@@ -83,7 +83,7 @@ class _Memory:
         """Have a tile lie in memory."""
         one = self.place(tile)
         if not one.solid:
-            by_rows = any(self.rows.get(source, NOTHING) & self._counted(one.sources) for source in one.sources)
+            by_rows = any(not one.sources.isdisjoint(self.rows.get(source, NOTHING)) for source in one.sources)
             elements = 0.0 if by_rows else tile.elements
             self._stream((tile,), one.sources, elements, in_place=one.in_order and not by_rows)
 

@@ -5,10 +5,11 @@ Steps become kernels (`fusion`), kernels are put in order (`schedule`), and thei
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
@@ -27,7 +28,7 @@ def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
         forward_workspace([(split.chosen.problem, split) for split in splits]),
-        *(backward_workspace(split.chosen.problem, split) for split in splits),
+        *map(chosen_backward_workspace, splits),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
         update_memory(layers, shape).most - held,
     )
@@ -58,6 +59,32 @@ def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> f
     kept += values.values()
     lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
     return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
+
+
+def chosen_backward_workspace(split: ChosenSplit) -> float:
+    """Bytes that the backward of one layer needs, by its strategies; worked out once for layers that are alike."""
+    problem = split.chosen.problem
+    return _alike_workspace(
+        _Backward(problem.layer.key, problem.remat, problem.labels, split.chosen.choices, split.shape, problem.device, split)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """What the backward of a layer is, and what it needs depends on; `split` is one of those that are alike."""
+
+    key: str
+    remat: bool
+    labels: tuple[tuple[str, ...], ...]
+    choices: tuple[int, ...]
+    shape: MeshShape
+    device: DeviceSpec
+    split: ChosenSplit = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _alike_workspace(backward: _Backward) -> float:
+    return backward_workspace(backward.split.chosen.problem, backward.split)
 
 
 def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
