@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from alpa_hpc.cluster.compute import flop_rate
 from alpa_hpc.cluster.hardware import DeviceSpec
 from alpa_hpc.sharding.lifetimes import Lifetimes
-from alpa_hpc.sharding.tiles import Compute, Exchange, Tile, TileStep, Work
+from alpa_hpc.sharding.tiles import Compute, Exchange, Tile, TileStep
+from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
 CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
@@ -103,7 +104,10 @@ class _Memory:
                 self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
 
     def _exchange(self, step: Exchange) -> None:
-        """What arrives has memory of its own from the start to the end, and what leaves keeps its."""
+        """What arrives has memory of its own from the start to the end, and what leaves keeps its.
+
+        It takes no less than XLA's shortest time and what memory takes to write it.
+        """
         read, made = self.place(step.read).sources, step.made.num_bytes
         hidden = COLLECTIVE_SECONDS + made / self.device.memory_bandwidth
         begun = self.lifetimes.run(read, (made,), in_place=False, hidden=hidden)

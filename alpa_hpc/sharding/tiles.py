@@ -3,50 +3,25 @@
 Equal functions of equal tiles are one step, as XLA's elimination of common subexpressions makes them, and what nobody wants is no step.
 """
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.flops import aval_bytes
 from alpa_hpc.ir.graph import aval_of, variables
 from alpa_hpc.sharding.build import Program
-from alpa_hpc.sharding.equation_work import CONTRACTIONS, NESTS, itemsize_of
+from alpa_hpc.sharding.equation_work import NESTS, itemsize_of
 from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.needed import needed_equations
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
-from alpa_hpc.sharding.strategies.elementwise import ELEMENTWISE
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import shape_of
-
-
-class Work(enum.Enum):
-    """What a step does with memory."""
-
-    FUSED = "fused"
-    """element by element, or a view: can be made where it is read"""
-    FUNCTION = "function"
-    """of one array, which it reads once, element by element: a product of matrices can work it out as it reads"""
-    CONVERSION = "conversion"
-    """the same numbers in another dtype or shape: a contraction can do that as it reads"""
-    TRANSPOSITION = "transposition"
-    """likewise in another order, so that it is never made where its operand lies"""
-    REDUCTION = "reduction"
-    """reads what may be fused; its result lies in memory"""
-    ROW_REDUCTION = "row reduction"
-    """likewise over the last dim: one kernel can reduce a row, and make another of it and of the result"""
-    CONTRACTION = "contraction"
-    """operands and results lie in memory"""
-    CONVOLUTION = "convolution"
-    """likewise; a library works out nothing as it reads, and has an order of its own for kernels"""
-    SCATTER = "scatter"
-    """likewise, and the result takes its operand's place"""
+from alpa_hpc.sharding.work_kind import Work, is_turned, makes_kernel, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,22 +76,6 @@ class Exchange:
 
 TileStep = Compute | Exchange
 
-REDUCTIONS = (
-    "gather",
-    "reduce_",
-    "select_and_",
-    "arg",
-    "cum",
-    "top_k",
-)  # a lookup reads its table only where it looks something up: it need not lie there whole
-SCATTERS = ("scatter", "dynamic_update_slice", "sort")
-ROW_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-CONVERSIONS = frozenset("convert_element_type copy copy_p reshape squeeze".split())
-FUNCTIONS = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic sin cos sqrt rsqrt neg sign abs floor ceil round not max min add sub mul div".split()
-)  # of one operand, or of it and a number
-REORDERINGS = frozenset({"transpose", "rev"})
-LONGEST_ROW = 1 << 14  # elements: twice as many do not find room in the registers of a GPU's multiprocessor
 INDEX_BYTES = 4
 
 
@@ -166,9 +125,9 @@ class LayerTiles:
         signature = (text, tuple(map(id, reads)), specs)
         if signature not in self._functions:
             made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
-            work = Work.FUSED if record.node == FREE else _work(eqn)
-            turned = reads[-1] if work is Work.CONVOLUTION and reads and _is_turned(eqn) else None
-            turns = work is Work.CONVOLUTION and _makes_kernel(eqn)
+            work = Work.FUSED if record.node == FREE else work_of(eqn)
+            turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
+            turns = work is Work.CONVOLUTION and makes_kernel(eqn)
             beside = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
             self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, beside, flop))
@@ -189,7 +148,7 @@ class LayerTiles:
             return tiles.setdefault(var, Tile(num_bytes, itemsize_of(var)))
 
         def compute(inner: JaxprEqn) -> Compute:
-            return Compute(_work(inner), tuple(map(tile_of, variables(inner.invars))), tuple(map(tile_of, inner.outvars)))
+            return Compute(work_of(inner), tuple(map(tile_of, variables(inner.invars))), tuple(map(tile_of, inner.outvars)))
 
         return tuple(tuple(compute(step.eqn) for step in steps) for steps in nest.steps)
 
@@ -233,64 +192,8 @@ def _function_texts(jaxpr: Jaxpr) -> tuple[str, ...]:
     return tuple(f"{eqn.primitive.name} {eqn.params} {texts}" for eqn, texts in zip(jaxpr.eqns, literals, strict=True))
 
 
-def _work(eqn: JaxprEqn) -> Work:
-    name = eqn.primitive.name
-    if name in CONVERSIONS or (name in REORDERINGS and not _changes_order(eqn)):
-        return Work.CONVERSION
-    if name == "transpose":
-        return Work.TRANSPOSITION
-    if name in ELEMENTWISE:
-        return Work.FUNCTION if name in FUNCTIONS and len(variables(eqn.invars)) == 1 else Work.FUSED
-    if name in ROW_REDUCTIONS and _fits_a_kernel(eqn):
-        return Work.ROW_REDUCTION
-    if name.startswith(REDUCTIONS):
-        return Work.REDUCTION
-    if name.startswith(SCATTERS):
-        return Work.SCATTER
-    if name == "conv_general_dilated":
-        return Work.CONVOLUTION
-    return Work.CONTRACTION if name in CONTRACTIONS or rule_of(eqn) is None else Work.FUSED
-
-
-def _fits_a_kernel(reduction: JaxprEqn) -> bool:
-    """Whether it reduces the last dim, and a kernel keeps a row at once."""
-    shape = shape_of(reduction.invars[0])
-    return len(shape) - 1 in reduction.params["axes"] and shape[-1] <= LONGEST_ROW
-
-
 def _picked_bytes(eqn: JaxprEqn, reads: tuple[Tile, ...]) -> float:
     """Bytes of the places that a scatter to the picked one of each window finds first, an index a dim, and of what it finds there."""
     if eqn.primitive.name != "select_and_scatter_add":
         return 0.0
     return reads[0].elements * INDEX_BYTES * len(shape_of(eqn.invars[0])) + reads[0].num_bytes
-
-
-def _changes_order(eqn: JaxprEqn) -> bool:
-    """Whether dims of more than one element change places, or their elements do."""
-    shape = shape_of(eqn.invars[0])
-    if eqn.primitive.name == "rev":
-        return any(shape[dim] > 1 for dim in eqn.params["dimensions"])
-    order = [dim for dim in eqn.params["permutation"] if shape[dim] > 1]
-    return order != sorted(order)
-
-
-def _is_turned(convolution: JaxprEqn) -> bool:
-    """Whether its kernel lies in another order than the library wants: output channels, then pixels, then input channels.
-
-    Of a convolution that spreads its images out, the gradient of one with strides, it wants the other one's kernel.
-    """
-    out, entering, *pixels = convolution.params["dimension_numbers"].rhs_spec
-    if _makes_kernel(convolution):
-        return False
-    if any(spread > 1 for spread in convolution.params["lhs_dilation"]):
-        out, entering = entering, out
-    shape = shape_of(convolution.invars[1])
-    order = [dim for dim in (out, *pixels, entering) if shape[dim] > 1]
-    return order != sorted(order)
-
-
-def _makes_kernel(convolution: JaxprEqn) -> bool:
-    """Whether it is the gradient of a kernel, which slides whole images over images."""
-    numbers = convolution.params["dimension_numbers"]
-    kernel, result = shape_of(convolution.invars[1]), shape_of(convolution.outvars[0])
-    return prod(kernel[dim] for dim in numbers.rhs_spec[2:]) > prod(result[dim] for dim in numbers.out_spec[2:])
