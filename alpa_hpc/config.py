@@ -32,7 +32,7 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
-from alpa_hpc.launch.paths import Origin
+from alpa_hpc.launch.paths import Origin, calibrations_folder
 from alpa_hpc.launch.site import SiteOptions
 from alpa_hpc.launch.sweeps import SweepPlace
 from alpa_hpc.layers.options import LayerOptions
@@ -57,6 +57,8 @@ class Mode(enum.Enum):
     """plan only"""
     DRY_RUN = "dry_run"
     """print what would be submitted"""
+    CALIBRATE = "calibrate"
+    """measure what the cluster's devices and links do: set by the verb of that name"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +99,7 @@ def compose_command_line(task: Callable[[Composed], None]) -> None:
     Hydra's own message, which lists what there is, and status 1.
     """
     check_arguments(sys.argv[1:])
-    register()
+    register(sys.argv[1:])
     hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
 
 
@@ -139,19 +141,78 @@ def compose_site(overrides: Sequence[str]) -> SiteOptions:
     return _build(SiteOptions, OmegaConf.to_container(composed.site), "site")
 
 
-def _compose(name: str, overrides: Sequence[str]) -> Composed:
-    register()
+def compose_calibration(overrides: Sequence[str]) -> ExperimentConfig:
+    """The config of `python -m alpa_hpc calibrate OVERRIDES`: a run of no experiment, on the cluster that they name.
+
+    Raises ConfigError for an unknown cluster, key or type, and where `to_config` does.
+    """
+    if not any(override.startswith(("cluster=", "+experiment=")) for override in overrides):
+        raise ConfigError(f"which cluster? Say cluster=NAME. {_known_clusters()}")
+    own = (
+        "name=calibration",
+        f"mode={Mode.CALIBRATE.value}",
+        "profiling.source=measured",
+        "profiling.max_parallel=1",
+        "launcher.chain=inside",
+    )
     try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base=HYDRA_VERSION):
-            composed = hydra.compose("config", [f"+experiment={name}", *overrides])
+        return to_config(_composed((*overrides, *own)))
+    except HydraException as error:
+        raise ConfigError(f"cannot compose {' '.join(overrides)}: {_first_line(error)}. {_known_clusters()}") from error
+
+
+def _compose(name: str, overrides: Sequence[str]) -> Composed:
+    try:
+        return _composed((f"+experiment={name}", *overrides))
     except HydraException as error:
         raise ConfigError(f"cannot compose experiment {name!r}: {_first_line(error)}. {_shipped_experiments()}") from error
-    return composed
 
 
-def register() -> None:
-    """Tell Hydra the schema that conf/config.yaml starts from; unknown keys and wrong types then fail at composition."""
-    ConfigStore.instance().store(name="schema", node=_schema())
+def _composed(overrides: Sequence[str]) -> Composed:
+    register(overrides)
+    with hydra.initialize_config_dir(str(config_folder()), version_base=HYDRA_VERSION):
+        return hydra.compose("config", list(overrides))
+
+
+def register(overrides: Sequence[str] = ()) -> None:
+    """Tell Hydra the schema that conf/config.yaml starts from, and the calibrated clusters beside the runs that `overrides` name.
+
+    Unknown keys and wrong types then fail at composition. ConfigError where a calibrated cluster cannot be read.
+    """
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_schema())
+    store.repo.pop("cluster", None)  # those of another folder of runs
+    for path in sorted(calibrations_folder(_runs_folder(overrides)).glob("*.yaml")):
+        store.store(group="cluster", name=path.stem, node=_loaded(path), provider="calibrations")
+
+
+def _runs_folder(overrides: Sequence[str]) -> Path:
+    """The folder of runs that a command line names, known before Hydra reads it."""
+    default = str(OmegaConf.load(config_folder() / "config.yaml").runs)
+    named = [word.removeprefix("runs=").strip("'\"") for word in overrides if word.startswith("runs=")]
+    return Path([default, *named][-1]).expanduser().absolute()
+
+
+def _loaded(path: Path) -> DictConfig:
+    try:
+        return cast(DictConfig, OmegaConf.load(path))
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} is not the config of a cluster: {_first_line(error)}. Delete it, and calibrate again") from error
+
+
+def write_cluster(cluster: ClusterSpec, path: Path, origin: str) -> None:
+    """Write the config of a cluster, in whose first line stands where it comes from, whole or not at all."""
+    write_text(path, f"# {origin}\n{OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cluster)))}")
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """Read a file of `write_cluster` back. Raises ConfigError where it is none, or its values cannot be."""
+    plain = _twin(ClusterSpec)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(plain), _loaded(path))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path} is not the config of a cluster: {_first_line(error)}. Delete it, and calibrate again") from error
+    return _build(ClusterSpec, OmegaConf.to_container(merged), str(path))
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -192,7 +253,7 @@ def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
             f"make it a multiple of {pieces}"
         )
     devices, ranks = config.cluster.num_devices, config.launcher.max_ranks
-    if config.mode is Mode.FULL and devices > ranks:
+    if config.mode in (Mode.FULL, Mode.CALIBRATE) and devices > ranks:
         raise ConfigError(
             f"cluster {config.cluster.name!r} has {devices} devices, but launcher {config.launcher.kind.value} can start {ranks} ranks "
             "(launcher.max_ranks), and each device needs one. Choose a smaller cluster, or launcher=slurm, or plan only, by mode=plan"
@@ -244,6 +305,12 @@ def _refuse_unknown_keys(composed: Composed) -> None:
 
 def _shipped_experiments() -> str:
     return "Shipped experiments: " + ", ".join(sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))
+
+
+def _known_clusters() -> str:
+    shipped = {path.stem for path in (config_folder() / "cluster").glob("*.yaml")}
+    calibrated = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get("cluster", {})}
+    return "Known clusters: " + ", ".join(sorted(shipped | calibrated))
 
 
 def _schema() -> DictConfig:

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
+from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
 from alpa_hpc.launch.options import LauncherKind
@@ -21,7 +22,7 @@ from alpa_hpc.launch.profiling import StoreProfiler
 from alpa_hpc.launch.site import Platform, site_environment, use_site
 from alpa_hpc.launch.slurm_launcher import SlurmLauncher
 from alpa_hpc.launch.status import reporting
-from alpa_hpc.parts import cost_store, counted_flop, open_training_data, prepared, store_result, whole_cluster
+from alpa_hpc.parts import cost_store, counted_flop, open_training_data, predicted_here, prepared, store_result, whole_cluster
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
@@ -74,6 +75,8 @@ def started(config: ExperimentConfig, launcher: Launcher, paths: RunPaths) -> bo
             return launcher.plan(paths)
         case Mode.FULL:
             return launcher.plan_and_train(paths)
+        case Mode.CALIBRATE:
+            raise AssertionError("a calibration is no run of an experiment")
 
 
 def launcher_for(config: ExperimentConfig) -> Launcher:
@@ -93,6 +96,8 @@ def launcher_for(config: ExperimentConfig) -> Launcher:
 
 def check_run(config: ExperimentConfig, launcher: Launcher) -> None:
     """Refuse before anything is submitted: what cannot start, a model that cannot be traced or cut, or that fits on no candidate."""
+    if config.mode is Mode.CALIBRATE:
+        raise ConfigError(f"mode={config.mode.value} is for `python -m alpa_hpc calibrate cluster={config.cluster.name}` alone")
     check_compiler(config.search.check_target)
     if config.launcher.kind is LauncherKind.INPROCESS:
         use_site(config.site)
@@ -122,7 +127,8 @@ def plan_run(paths: RunPaths) -> None:
     write_text(paths.plan, plan_to_json(plan))
     remat = any(stage.remat for stage in plan.stages)
     flop = iteration_flop(config.model, made.step, config.training.batch_size, remat=remat, count=counted_flop)
-    document = planning_document(record, made.step, watch.seconds, flop, os.cpu_count() or 1)
+    here = predicted_here(config, made.step, record, os.cpu_count() or 1)
+    document = planning_document(record, made.step, watch.seconds, flop, here)
     write_json(paths.planning, {**fingerprint(config, plan), **document})
     store_result(config, paths)
     sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in record.checked.mismatches))

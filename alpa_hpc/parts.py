@@ -3,14 +3,17 @@
 import os
 from pathlib import Path
 
-from alpa_hpc.cluster.hardware import Submesh
-from alpa_hpc.config import ExperimentConfig
+from alpa_hpc.calibration.request import calibrated_name, is_calibrated
+from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
+from alpa_hpc.config import ExperimentConfig, read_cluster
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.mpirun import ONE_THREAD, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
-from alpa_hpc.launch.paths import RunPaths
+from alpa_hpc.launch.paths import RunPaths, calibrated_config
 from alpa_hpc.launch.site import Platform, site_environment
+from alpa_hpc.planner.search import SCHEDULES, seconds_on
+from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.stages.options import with_layers_for
 from alpa_hpc.training.data import DataSource, open_data
@@ -41,6 +44,29 @@ def cost_store(config: ExperimentConfig, paths: RunPaths) -> Path:
 def whole_cluster(config: ExperimentConfig) -> Submesh:
     """All devices: what a training job takes."""
     return Submesh(config.cluster.num_nodes, config.cluster.devices_per_node)
+
+
+def calibrated_twin(config: ExperimentConfig) -> ClusterSpec | None:
+    """The config's cluster as `python -m alpa_hpc calibrate` found it, if it did: with as many nodes and devices."""
+    described = config.cluster
+    if is_calibrated(described.name):
+        return described
+    path = calibrated_config(config.runs, calibrated_name(described.name))
+    if not path.exists():
+        return None
+    found = read_cluster(path)
+    is_alike = (found.num_nodes, found.devices_per_node) == (described.num_nodes, described.devices_per_node)
+    return found if is_alike else None
+
+
+def predicted_here(config: ExperimentConfig, step: LayeredStep, record: PlanningRecord, num_cores: int) -> MachinePrediction:
+    """The chosen plan on the cluster as it was calibrated; where it was not, its work on this machine's cores."""
+    twin, chosen = calibrated_twin(config), record.chosen
+    if twin is None:
+        return MachinePrediction(shared_cores_seconds(chosen, record.seconds_of, num_cores), Basis.WORK_ALONE)
+    if twin is config.cluster:
+        return MachinePrediction(chosen.timeline.seconds, Basis.CALIBRATION)
+    return MachinePrediction(seconds_on(twin, step, chosen, SCHEDULES[config.schedule.kind]), Basis.CALIBRATION)
 
 
 def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:

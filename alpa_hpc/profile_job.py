@@ -4,6 +4,8 @@ import os
 
 import jax
 
+from alpa_hpc.calibrate_job import calibrate_rank, calibrate_run
+from alpa_hpc.calibration.request import is_calibration
 from alpa_hpc.config import load_config
 from alpa_hpc.launch.devices import check_devices_here, local_device
 from alpa_hpc.launch.failures import explained_by_ranks
@@ -22,7 +24,13 @@ from alpa_hpc.profiling.store import ProfileRow
 
 
 def profile_run(paths: RunPaths, task: int) -> None:
-    """A profiling task: time the stages of its request file, on this process's device or with a rank on each device of their mesh."""
+    """A profiling task: time the stages of its request file, on this process's device or with a rank on each device of their mesh.
+
+    A request file may also ask for a calibration.
+    """
+    if is_calibration(read_json(paths.profile_request(task))):
+        calibrate_run(paths, task)
+        return
     config = load_config(paths.config)
     submesh = profile_requests(paths, task)[0].submesh
     if submesh.num_devices == 1:
@@ -56,6 +64,10 @@ def profile_alone(paths: RunPaths, task: int) -> None:
 
 def profile_rank(paths: RunPaths, task: int) -> None:
     """One rank of a profiling task that has a device for each rank; the first one writes."""
+    document = read_json(paths.profile_request(task))
+    if is_calibration(document):
+        calibrate_rank(paths, task, document)
+        return
     from alpa_hpc.runtime.groups import join_mesh  # late, since it starts MPI: only ranks may
 
     config, requests = load_config(paths.config), profile_requests(paths, task)

@@ -12,6 +12,7 @@ VERBS: Mapping[str, str] = {
     "logs": "the output of a job",
     "cancel": "end all jobs of a run",
     "list": "all runs, the newest first",
+    "calibrate": "measure what a cluster's devices and links do, for plans and predictions",
     "doctor": "what this machine has of what a run needs",
 }
 """Each verb with what it tells or does."""

@@ -104,7 +104,7 @@ def _state(view: RunView, result: Mapping[str, Any]) -> tuple[str, str]:
         missing = result["infeasible"]["missing_bytes"]
         return (NO_MEMORY, _missing(missing)) if missing else (NO_PLAN, result["infeasible"]["reason"].partition("\n")[0])
     match view.phase:
-        case RunPhase.PLANNING | RunPhase.TRAINING:
+        case RunPhase.PLANNING | RunPhase.TRAINING | RunPhase.CALIBRATING:
             return RUNNING, view.phase.value
         case RunPhase.DONE:
             return view.phase.value, ""

@@ -15,6 +15,7 @@ _STYLES: Mapping[str, str] = {
     JobPhase.CANCELLED.value: "magenta",
     RunPhase.PLANNING.value: "cyan",
     RunPhase.TRAINING.value: "cyan",
+    RunPhase.CALIBRATING.value: "cyan",
 }
 
 

@@ -19,6 +19,8 @@ FORMAT = "alpa_hpc run"
 VERSION = 1
 COSTS_FOLDER = "costs"
 SOLUTIONS_FOLDER = "solutions"
+CALIBRATIONS_FOLDER = "calibrations"
+_RESERVED = (COSTS_FOLDER, SOLUTIONS_FOLDER, CALIBRATIONS_FOLDER)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -138,6 +140,16 @@ class RunPaths:
         return self.profile_folder / f"answer-{task:04d}.json"
 
 
+def calibrations_folder(runs: Path) -> Path:
+    """What calibrations measured, and the clusters that were fitted to it, shared by all runs under the folder `runs`."""
+    return runs / CALIBRATIONS_FOLDER
+
+
+def calibrated_config(runs: Path, cluster: str) -> Path:
+    """The config of a fitted cluster; `cluster=NAME` finds it there."""
+    return calibrations_folder(runs) / f"{cluster}.yaml"
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """How a run came about: the words of its command line, and its sweep's id and its number there; the id is empty without a sweep."""
@@ -155,10 +167,8 @@ def new_run(base: Path, name: str, origin: Origin = ALONE) -> RunPaths:
 
     `origin` is noted in its marker, so that people can tell the runs of a sweep apart.
     """
-    if _NAME.fullmatch(name) is None or name in {COSTS_FOLDER, SOLUTIONS_FOLDER}:
-        raise ConfigError(
-            f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and not {COSTS_FOLDER!r} or {SOLUTIONS_FOLDER!r}"
-        )
+    if _NAME.fullmatch(name) is None or name in _RESERVED:
+        raise ConfigError(f"{name!r} cannot name a run folder: use letters, digits, '.', '_' and '-', and none of {', '.join(_RESERVED)}")
     parent = base.expanduser().absolute() / name
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from alpa_hpc.launch.paths import JobKind, RunPaths
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run was asked for: its launcher, the jobs that it consists of beside profiling tasks, its training steps, its search."""
+    """What a run was asked for: its launcher, the jobs that decide what becomes of it, its training steps, its search."""
 
     launcher: LauncherKind
     jobs: tuple[JobKind, ...]
@@ -21,7 +21,12 @@ class RunSettings:
     search: str = ""
 
 
-_JOBS: Mapping[str, tuple[JobKind, ...]] = {"full": (JobKind.PLAN, JobKind.TRAIN), "plan": (JobKind.PLAN,), "dry_run": ()}
+_JOBS: Mapping[str, tuple[JobKind, ...]] = {
+    "full": (JobKind.PLAN, JobKind.TRAIN),
+    "plan": (JobKind.PLAN,),
+    "dry_run": (),
+    "calibrate": (JobKind.PROFILE,),
+}
 
 
 def read_settings(paths: RunPaths) -> RunSettings:

@@ -32,6 +32,7 @@ class RunPhase(enum.Enum):
 
     PLANNING = "planning"
     TRAINING = "training"
+    CALIBRATING = "calibrating"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -63,7 +64,7 @@ def view_run(paths: RunPaths, ask: Ask = ask_queue, find: Find = find_by_name) -
     evidence = _with_queue(paths, evidence, ask)
     cancelled = is_cancelled(paths)
     views = judge_after_planning([judge(one, now=time.time(), is_cancelled=cancelled) for one in evidence])
-    phase, reason = _phase_of_run(views, is_cancelled=cancelled)
+    phase, reason = _phase_of_run([view for view in views if view.kind in settings.jobs], is_cancelled=cancelled)
     if torn and all(job.phase is JobPhase.WAITING for job in views):
         phase, reason = RunPhase.UNKNOWN, torn[0]
     reason = reason or _WHOLE.get(settings.jobs, "")
@@ -84,7 +85,11 @@ def is_cancelled(paths: RunPaths) -> bool:
 _CANCELLED = "cancelled.json"
 
 
-_WHOLE: Mapping[tuple[JobKind, ...], str] = {(): "a dry run: nothing was submitted", (JobKind.PLAN,): "planning was all that was asked for"}
+_WHOLE: Mapping[tuple[JobKind, ...], str] = {
+    (): "a dry run: nothing was submitted",
+    (JobKind.PLAN,): "planning was all that was asked for",
+    (JobKind.PROFILE,): "a calibration",
+}
 
 
 def _settings(paths: RunPaths, torn: list[str]) -> RunSettings:
@@ -180,9 +185,9 @@ def _is_settled(status: JobStatus | None) -> bool:
 
 
 def _phase_of_run(jobs: Sequence[JobView], *, is_cancelled: bool) -> tuple[RunPhase, str]:
-    """The phase that follows from planning and training; a profiling task that failed only costs the plan a choice."""
+    """The phase that follows from the jobs that decide: where a run is planned, a profiling task that failed only costs it a choice."""
     for job in jobs:
-        if job.kind is JobKind.PROFILE or job.phase is JobPhase.DONE:
+        if job.phase is JobPhase.DONE:
             continue
         if is_cancelled and job.phase is not JobPhase.FAILED:
             return RunPhase.CANCELLED, _reason_of(job)
@@ -195,4 +200,4 @@ def _reason_of(job: JobView) -> str:
 
 
 _PHASES = {JobPhase.FAILED: RunPhase.FAILED, JobPhase.CANCELLED: RunPhase.CANCELLED, JobPhase.UNKNOWN: RunPhase.UNKNOWN}
-_IN_PROGRESS = {JobKind.PLAN: RunPhase.PLANNING, JobKind.TRAIN: RunPhase.TRAINING}
+_IN_PROGRESS = {JobKind.PLAN: RunPhase.PLANNING, JobKind.TRAIN: RunPhase.TRAINING, JobKind.PROFILE: RunPhase.CALIBRATING}

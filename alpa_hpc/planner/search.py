@@ -157,6 +157,12 @@ def simulate_stages(
     return SimulatedPlan(partition, stages, devices, assembly, timeline)
 
 
+def seconds_on(cluster: ClusterSpec, step: LayeredStep, plan: SimulatedPlan, schedule: AbstractSchedule) -> float:
+    """Seconds of an iteration of a plan on another cluster with as many nodes and devices, by that one's description alone."""
+    pricer = StagePricer(step, cluster)
+    return simulate_stages(pricer, plan.partition, plan.stages, schedule, analytic_seconds(pricer)).timeline.seconds
+
+
 def analytic_seconds(pricer: StagePricer) -> SecondsOf:
     """Task seconds by the cost model; layers of equal content and choices are priced once."""
     known: dict[tuple[object, ...], StageSeconds] = {}

@@ -1,5 +1,6 @@
 """What planning did and found -> planning.json: seconds of steps, counts, the plans that were compared, predictions."""
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,26 @@ class PlanningRecord:
     checked: PlanCheck
 
 
-def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, num_cores: int) -> dict[str, Any]:
+class Basis(enum.Enum):
+    """What a prediction for the machine that a plan runs on is based on."""
+
+    CALIBRATION = "calibration"
+    """devices and links as they were measured, communication included"""
+    WORK_ALONE = "work alone"
+    """all devices take turns on this machine's cores, and talking takes no time"""
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePrediction:
+    """Seconds of an iteration of the chosen plan on the machine as it is, beside those on the cluster as it is described (DESIGN 7.12)."""
+
+    step_seconds: float
+    basis: Basis
+
+
+def planning_document(
+    record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, here: MachinePrediction
+) -> dict[str, Any]:
     """The document as plain data."""
     chosen, cluster = record.chosen, record.pricer.cluster
     iteration, objective, bound = chosen.timeline.seconds, chosen.partition.objective_seconds, chosen.partition.lower_bound
@@ -47,7 +67,8 @@ def planning_document(record: PlanningRecord, step: LayeredStep, seconds: dict[s
         "lower_bound_seconds": bound,
         "gap": objective / bound - 1,
         "predicted_step_seconds": iteration,
-        "predicted_step_seconds_this_machine": shared_cores_seconds(chosen, record.seconds_of, num_cores),
+        "predicted_step_seconds_this_machine": here.step_seconds,
+        "prediction_for_this_machine": here.basis.value,
         "predicted_tflops_per_device": flop / iteration / cluster.num_devices / 1e12,
         "predicted_pflops": flop / iteration / 1e15,
         "iteration_flop": flop,
@@ -156,7 +177,7 @@ def _task_row(task: TaskCheck) -> dict[str, Any]:
 
 
 def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: int) -> float:
-    """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time: this machine (DESIGN 7.12)."""
+    """Seconds of an iteration if all devices took turns on `num_cores` cores and talking took no time."""
     busy = 0.0
     for choice, stage, outline in zip(plan.partition.stages, plan.stages, plan.assembly.outlines, strict=True):
         seconds = seconds_of(choice, stage)

@@ -11,6 +11,7 @@ from typing import Any
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
+from alpa_hpc.report.planning import Basis
 from alpa_hpc.report.words import bound_words, measured_words, plan_words, seconds_words, standing_words
 
 
@@ -142,8 +143,14 @@ def _rate_words(training: Mapping[str, float]) -> str:
 
 
 def _this_machine_lines(planning: Mapping[str, Any]) -> list[str]:
-    """On CPU devices that share a machine's cores the described cluster is not what was measured."""
-    if planning["device_kind"] != "cpu":
-        return []
-    shared = seconds_words(planning["predicted_step_seconds_this_machine"])
-    return [f"(the described cluster is not this machine: where all devices share its cores, their work alone takes {shared} a step)"]
+    """What was predicted for the machine itself; of CPU devices that share its cores the described cluster tells nothing."""
+    seconds = seconds_words(planning["predicted_step_seconds_this_machine"])
+    match Basis(planning["prediction_for_this_machine"]):
+        case Basis.CALIBRATION:
+            return [f"predicted step {seconds} on the cluster as it was calibrated"]
+        case Basis.WORK_ALONE if planning["device_kind"] == "cpu":
+            return [
+                f"(the described cluster is not this machine: where all devices share its cores, their work alone takes {seconds} a step)"
+            ]
+        case Basis.WORK_ALONE:
+            return []

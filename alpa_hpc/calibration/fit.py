@@ -1,0 +1,180 @@
+"""(described ClusterSpec, CalibrationRows) -> Fit: the cluster with links and rates as measured, and how well they explain the rows.
+
+The cost model is linear in what is fitted, seconds = bytes-like * (1 / bandwidth) + rounds * latency, or work * (1 / rate). So its
+coefficients are asked of the cost model itself, at unit constants, and the fit is its inverse: least squares of relative errors,
+sum ((predicted - measured) / measured)^2, with no negative constant. A small and a large primitive count alike.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf
+from statistics import median
+from typing import assert_never
+
+import numpy as np
+
+from alpa_hpc.calibration.rows import CalibrationRow
+from alpa_hpc.calibration.traffic import pass_bytes, product_flop
+from alpa_hpc.calibration.trials import CollectiveTrial, MessageTrial, PassTrial, Precision, ProductTrial, Trial, crosses_nodes
+from alpa_hpc.cluster.compute import compute_seconds
+from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, Submesh
+from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.errors import StoreError
+from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, CollectiveKind, ReduceScatter, Step, step_seconds
+from alpa_hpc.simulate.costs import transfer_seconds
+
+_FREE = Link(inf, 0.0)  # a path that takes no time
+_PER_BYTE = Link(1.0, 0.0)
+_PER_ROUND = Link(inf, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Predicted by measured seconds of the rows of one label: least, median and largest."""
+
+    label: str
+    num_rows: int
+    least: float
+    middle: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A fitted cluster, and how it agrees with what was measured."""
+
+    cluster: ClusterSpec
+    agreement: tuple[Agreement, ...]
+
+
+def fit_cluster(described: ClusterSpec, rows: Sequence[CalibrationRow], name: str) -> Fit:
+    """The cluster called `name`; memory, and links that nothing went over, stay as described. A lone device's path is its node's.
+
+    Raises StoreError where rows do not suffice, such as products in one precision only.
+    """
+    talks = [row for row in rows if isinstance(row.trial, CollectiveTrial | MessageTrial)]
+    inter = fit_link(described, [row for row in talks if _crosses(described, row.trial)], described.inter_node)
+    intra = fit_link(described, [row for row in talks if not _crosses(described, row.trial)], described.intra_node)
+    is_lone = described.devices_per_node == 1
+    device = fit_device(described.device, rows)
+    cluster = replace(described, name=name, device=device, intra_node=inter if is_lone else intra, inter_node=inter)
+    return Fit(cluster, agreement(cluster, rows))
+
+
+def fit_device(described: DeviceSpec, rows: Sequence[CalibrationRow]) -> DeviceSpec:
+    """The device with measured rates: `flops_*` are the highest that were seen, `efficiency` is what products reach on the whole of it."""
+    passes = [(pass_bytes(row.trial), row.median) for row in rows if isinstance(row.trial, PassTrial)]
+    best, reached = dict[Precision, float](), dict[Precision, float]()
+    for precision in Precision:
+        products = [
+            (float(product_flop(row.trial)), row.median)
+            for row in rows
+            if isinstance(row.trial, ProductTrial) and row.trial.precision is precision
+        ]
+        if not (products and passes):
+            raise StoreError(f"the calibration has {len(products)} products of {precision.value} and {len(passes)} passes: measure again")
+        best[precision] = max(flop / seconds for flop, seconds in products)
+        reached[precision] = 1 / fit_scale(products)
+    # One efficiency holds for both precisions: that of 32 bits. The 16-bit peak is put where it gives what 16-bit products reach.
+    efficiency = min(reached[Precision.BITS_32] / best[Precision.BITS_32], 1.0)
+    return replace(
+        described,
+        flops_32bit=best[Precision.BITS_32],
+        flops_16bit=reached[Precision.BITS_16] / efficiency,
+        memory_bandwidth=1 / fit_scale(passes),
+        efficiency=efficiency,
+    )
+
+
+def fit_link(described: ClusterSpec, rows: Sequence[CalibrationRow], otherwise: Link) -> Link:
+    """The bandwidth and latency that explain rows which all use this one kind of path; `otherwise` where there are none."""
+    if not rows:
+        return otherwise
+    points = [(*link_coefficients(described, row.trial), row.median) for row in rows]
+    per_byte, per_round = fit_line(points)
+    return Link(1 / per_byte, per_round)
+
+
+def link_coefficients(described: ClusterSpec, trial: Trial) -> tuple[float, float]:
+    """What the cost model multiplies 1 / bandwidth and latency with, of the path that the trial goes over."""
+    crosses = _crosses(described, trial)
+
+    def at(link: Link) -> float:
+        paths = (_FREE, link) if crosses else (link, _FREE)
+        return talk_seconds(replace(described, intra_node=paths[0], inter_node=paths[1]), trial)
+
+    return at(_PER_BYTE), at(_PER_ROUND)
+
+
+def fit_line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Give the (x, y), x > 0 and y >= 0, that minimise sum ((a x + b y - t) / t)^2 over points (a, b, t)."""
+    scaled = np.array([(a / t, b / t) for a, b, t in points])
+    x, y = (float(value) for value in np.linalg.lstsq(scaled, np.ones(len(points)), rcond=None)[0])
+    if y < 0:
+        return fit_scale([(a, t) for a, _, t in points]), 0.0
+    if x <= 0:  # bytes do not tell: all of them were few
+        raise StoreError("larger messages took no longer than small ones: measure larger ones, or on a quieter machine")
+    return x, y
+
+
+def fit_scale(points: Sequence[tuple[float, float]]) -> float:
+    """Give the x > 0 that minimises sum ((a x - t) / t)^2 over points (a, t)."""
+    ratios = np.array([a / t for a, t in points])
+    return float(ratios.sum() / (ratios**2).sum())
+
+
+def agreement(cluster: ClusterSpec, rows: Sequence[CalibrationRow]) -> tuple[Agreement, ...]:
+    """How the cost model at the cluster's constants agrees with the rows, label by label."""
+
+    def label(row: CalibrationRow) -> str:
+        return row.trial.label
+
+    found: list[Agreement] = []
+    for name, group in groupby(sorted(rows, key=label), key=label):
+        ratios = [trial_seconds(cluster, row.trial) / row.median for row in group]
+        found.append(Agreement(name, len(ratios), min(ratios), median(ratios), max(ratios)))
+    return tuple(found)
+
+
+def trial_seconds(cluster: ClusterSpec, trial: Trial) -> float:
+    """Seconds of a trial's primitive by the cost model."""
+    match trial:
+        case CollectiveTrial() | MessageTrial():
+            return talk_seconds(cluster, trial)
+        case ProductTrial():
+            return compute_seconds(cluster.device, product_flop(trial), 0.0, trial.precision.itemsize)
+        case PassTrial():
+            return compute_seconds(cluster.device, 0.0, pass_bytes(trial), Precision.BITS_32.itemsize)
+        case _:
+            assert_never(trial)
+
+
+def talk_seconds(cluster: ClusterSpec, trial: Trial) -> float:
+    """Seconds of a collective or a message by the cost model, as it prices those of plans."""
+    match trial:
+        case CollectiveTrial():
+            whole = Submesh(cluster.num_nodes, cluster.devices_per_node)
+            step, pieces = _STEPS[trial.kind](trial.axis), trial.shape.sizes[trial.axis]
+            local_bytes = trial.num_bytes / (1 if isinstance(step, AllReduce | ReduceScatter) else pieces)
+            return step_seconds(step, logical_mesh(cluster, whole, trial.shape), local_bytes)
+        case MessageTrial() if _crosses(cluster, trial):
+            return transfer_seconds(cluster, trial.senders, trial.receivers, trial.num_bytes * len(trial.senders))
+        case MessageTrial():
+            return transfer_seconds(cluster, trial.senders[:1], trial.receivers[:1], trial.num_bytes)
+        case ProductTrial() | PassTrial():
+            raise AssertionError(f"{trial.label} talks to nobody")
+        case _:
+            assert_never(trial)
+
+
+_STEPS: Mapping[CollectiveKind, Callable[[int], Step]] = {
+    CollectiveKind.ALL_REDUCE: AllReduce,
+    CollectiveKind.ALL_GATHER: lambda axis: AllGather(axis, 0),
+    CollectiveKind.REDUCE_SCATTER: lambda axis: ReduceScatter(axis, 0),
+    CollectiveKind.ALL_TO_ALL: lambda axis: AllToAll(axis, 0, 1),
+}
+
+
+def _crosses(cluster: ClusterSpec, trial: Trial) -> bool:
+    return isinstance(trial, CollectiveTrial | MessageTrial) and crosses_nodes(cluster, trial)

@@ -1,0 +1,131 @@
+"""A trial -> the program of one device that runs its primitive several times in a row, and its arguments.
+
+A primitive is timed inside a compiled program, where tasks have theirs: what it takes to start a program is no part of it. Each run needs
+what the one before gave, and a loop keeps them apart, so that the compiler neither joins nor drops any.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from alpa_hpc.calibration.trials import CollectiveTrial, Pass, PassTrial, Precision, ProductTrial
+from alpa_hpc.sharding.collectives import AbstractCollectives
+from alpa_hpc.sharding.resharding import CollectiveKind
+from alpa_hpc.sharding.strategies.rule import Combine
+
+RUNS = 8  # of a primitive in one program
+
+Arrays = tuple[jax.Array, ...]
+Device = Callable[..., Arrays]  # one device's part of a program: it gives back as many arrays as it takes, of the same shapes
+
+
+def repeated(function: Device) -> Device:
+    """`RUNS` of it, one after the other."""
+
+    def run(*arrays: jax.Array) -> Arrays:
+        return lax.fori_loop(0, RUNS, lambda _, carried: function(*carried), arrays)
+
+    return run
+
+
+def collective_program(trial: CollectiveTrial, collectives: AbstractCollectives) -> Device:
+    """One collective of the tile that `collective_tile` says."""
+    size, axis = trial.shape.sizes[trial.axis], trial.axis
+
+    def run(x: jax.Array) -> Arrays:
+        match trial.kind:
+            case CollectiveKind.ALL_REDUCE:
+                # Half of it stays this device's own: the sum of what is equal everywhere would be compiled to a product.
+                return (0.5 * x + (0.5 / size) * collectives.all_reduce(x, (axis,), Combine.SUM),)
+            case CollectiveKind.ALL_GATHER:
+                pieces = collectives.all_gather(x, axis, 0)
+                return (lax.dynamic_slice_in_dim(pieces, (collectives.index(axis) + 1) % size * x.shape[0], x.shape[0]),)
+            case CollectiveKind.REDUCE_SCATTER:
+                piece = collectives.reduce_scatter(x, axis, 0) / size
+                return (lax.dynamic_update_slice_in_dim(x, piece, 0, 0),)
+            case CollectiveKind.ALL_TO_ALL:
+                return (collectives.all_to_all(x, axis, 1, 0).reshape(x.shape),)
+            case other:
+                raise AssertionError(f"{other} is not calibrated")
+
+    return run
+
+
+def collective_tile(trial: CollectiveTrial) -> jax.ShapeDtypeStruct:
+    """What each device holds before the collective."""
+    size, elements = trial.shape.sizes[trial.axis], trial.num_bytes // 4
+    match trial.kind:
+        case CollectiveKind.ALL_REDUCE | CollectiveKind.REDUCE_SCATTER:
+            return jax.ShapeDtypeStruct((elements,), jnp.float32)
+        case CollectiveKind.ALL_GATHER:
+            return jax.ShapeDtypeStruct((elements // size,), jnp.float32)
+        case CollectiveKind.ALL_TO_ALL:
+            return jax.ShapeDtypeStruct((size, elements // size**2), jnp.float32)
+        case other:
+            raise AssertionError(f"{other} is not calibrated")
+
+
+def work_program(trial: ProductTrial | PassTrial) -> Device:
+    """A device's own work, once."""
+    match trial:
+        case ProductTrial():
+            return _products
+        case PassTrial(kind=kind):
+            return _PASSES[kind]
+        case _:
+            assert_never(trial)
+
+
+def work_arguments(trial: ProductTrial | PassTrial) -> Arrays:
+    """What it works on, on this process's first device."""
+    match trial:
+        case ProductTrial(precision, rows, width):
+            dtype = jnp.float32 if precision is Precision.BITS_32 else jnp.bfloat16
+            return (jnp.full((rows, width), 0.01, dtype), jnp.full((width, width), 1 / width, dtype))
+        case PassTrial(kind, rows, width):
+            return (jnp.full((rows, width), 0.01, jnp.float32),) * NUM_ARRAYS[kind]
+        case _:
+            assert_never(trial)
+
+
+def _products(x: jax.Array, weight: jax.Array) -> Arrays:
+    """Forward, the two products of backward, and what it takes to need them; numbers stay as they are where weights are 1 / width."""
+    y = x @ weight
+    return (0.5 * x + 0.5 * (y @ weight.T), weight + 1e-9 * (x.T @ y))
+
+
+def _add(x: jax.Array, y: jax.Array) -> Arrays:
+    return (x + y, y)
+
+
+def _gelu(x: jax.Array) -> Arrays:
+    return (jax.nn.gelu(x),)
+
+
+def _normalise(x: jax.Array) -> Arrays:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return (centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5),)
+
+
+def _softmax(x: jax.Array) -> Arrays:
+    exponentials = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
+    return (exponentials / jnp.sum(exponentials, axis=-1, keepdims=True),)
+
+
+def _adam(weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array) -> Arrays:
+    first = 0.9 * first + 0.1 * gradient
+    second = 0.999 * second + 0.001 * gradient * gradient
+    return (weight - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second, gradient)
+
+
+_PASSES: Mapping[Pass, Device] = {
+    Pass.ADD: _add,
+    Pass.GELU: _gelu,
+    Pass.NORMALISE: _normalise,
+    Pass.SOFTMAX: _softmax,
+    Pass.ADAM: _adam,
+}
+NUM_ARRAYS: Mapping[Pass, int] = {Pass.ADD: 2, Pass.GELU: 1, Pass.NORMALISE: 1, Pass.SOFTMAX: 1, Pass.ADAM: 4}
