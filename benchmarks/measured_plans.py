@@ -58,7 +58,7 @@ from alpa_hpc.training.prepare import Prepared
 NUM_PLANS, NUM_STEPS = 20, 3
 LEAST_SPREAD, LEAST_DISTINGUISHABLE, LEAST_CORRELATION, MOST_OVER_BEST, MOST_OFF = 2.0, 12, 0.9, 1.05, 0.15
 MICROBATCHES = (1, 2, 4, 8)
-SHARES_OF_CHANCE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # of the choices of a stage that are drawn; the others stay as the solver has them
+SHARES_OF_CHANCE = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the choices of a stage that are drawn; the others stay as the solver has them
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided 95 %, by repeats
 SEARCHES = ("intra_only", "inter_only", "pp_dp", "megatron", "equal_operator")
 PROBLEM = (
@@ -198,7 +198,7 @@ def fastest(plans: Sequence[SimulatedPlan]) -> SimulatedPlan:
 
 
 def searched(made: Prepared, cluster: ClusterSpec, name: str, num_microbatches: int, runs: str) -> SimulatedPlan | None:
-    search = config_for(cluster.name, num_microbatches, runs, f"search={name}").search
+    search = config_for(cluster.name, num_microbatches, runs, f"search={name}", "search.remat=search").search
     try:
         pricer = pricer_for(made.step, cluster, search, {})
         table = with_exact_memory(pricer, pricer.price(find_candidates(made.step, cluster, search)), cluster, search)

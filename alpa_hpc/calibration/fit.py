@@ -42,10 +42,14 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted cluster, and how it agrees with what was measured."""
+    """A fitted cluster, and how it agrees with what was measured.
+
+    `unrest` is how far the middle half of a primitive's repeats spreads, relative to their median: the median over all primitives.
+    """
 
     cluster: ClusterSpec
     agreement: tuple[Agreement, ...]
+    unrest: float
 
 
 def fit_cluster(described: ClusterSpec, rows: Sequence[CalibrationRow], name: str) -> Fit:
@@ -59,7 +63,12 @@ def fit_cluster(described: ClusterSpec, rows: Sequence[CalibrationRow], name: st
     is_lone = described.devices_per_node == 1
     device = fit_device(described.device, rows)
     cluster = replace(described, name=name, device=device, intra_node=inter if is_lone else intra, inter_node=inter)
-    return Fit(cluster, agreement(cluster, rows))
+    return Fit(cluster, agreement(cluster, rows), median(_unrest(row) for row in rows))
+
+
+def _unrest(row: CalibrationRow) -> float:
+    low, high = np.quantile(row.seconds, (0.25, 0.75))
+    return float(high - low) / row.median
 
 
 def fit_device(described: DeviceSpec, rows: Sequence[CalibrationRow]) -> DeviceSpec:

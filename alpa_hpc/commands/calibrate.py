@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from alpa_hpc.calibration.request import CalibrationRequest
 
 REPEATS = 15
+MOST_UNREST = 0.15  # on a machine that does nothing else it is 0.03 and less
 HEADERS = ("primitive", "rows", "predicted / measured: least", "median", "most")
 
 
@@ -72,6 +73,8 @@ def write_fit(fit: "Fit", path: Path) -> None:
     lines = [f"{name:14} {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us" for name, link in links]
     rates = f"{device.flops_32bit / 1e9:.4g} GFLOP/s at best (16 bits: {device.flops_16bit / 1e9:.4g})"
     lines.append(f"{'a device':14} {rates}, {device.efficiency:.0%} of it on the whole, {device.memory_bandwidth / 1e9:.3g} GB/s of memory")
+    if fit.unrest > MOST_UNREST:
+        lines.append(f"repeats of one primitive differ by {fit.unrest:.0%}: other work disturbed them; measure --again when it is over")
     sys.stdout.write("\n".join(("", *lines, f"cluster={cluster.name} is {path}")) + "\n")
 
 
