@@ -8,7 +8,7 @@ from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
 from alpa_hpc.config import ExperimentConfig, read_cluster
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.launch.mpirun import ONE_THREAD, Place, Ranks
+from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
 from alpa_hpc.launch.site import Platform, site_environment
@@ -72,8 +72,8 @@ def predicted_here(config: ExperimentConfig, step: LayeredStep, record: Planning
 def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:
     """A rank on every device of a submesh."""
     place = Place.ALLOCATION if config.launcher.kind is LauncherKind.SLURM else Place.THIS_MACHINE
-    threads = ONE_THREAD if config.site.platform is Platform.CPU else {}
-    settings = {**site_environment(config.site, os.environ), **threads}
+    own = CPU_RANK if config.site.platform is Platform.CPU else {}
+    settings = {**own, **site_environment(config.site, os.environ)}
     asked = {name: str(value) for name, value in config.launcher.slurm.environment.items()} if place is Place.ALLOCATION else {}
     return Ranks(submesh.num_devices, submesh.devices_per_node, place, {**settings, **asked})
 

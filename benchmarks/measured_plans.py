@@ -38,7 +38,7 @@ from alpa_hpc.config import ExperimentConfig, compose_calibration, compose_exper
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.experiment import launcher_for
 from alpa_hpc.launch.files import read_json, write_json, write_text
-from alpa_hpc.launch.mpirun import ONE_THREAD, Place, Ranks, run_ranks
+from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks, run_ranks
 from alpa_hpc.parts import prepared
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.planner.families import pricer_for
@@ -236,7 +236,7 @@ def run_plans(plans: Mapping[str, SimulatedPlan], cluster: ClusterSpec, runs: st
             rows.append(step.num_microbatches)
         words = [f"cluster={cluster.name}", f"runs={runs}", *PROBLEM]
         write_json(Path(folder) / "request.json", {"overrides": words, "microbatches": rows, "repeats": repeats, "steps": NUM_STEPS})
-        run_ranks(Ranks(2, 2, Place.THIS_MACHINE, {"JAX_PLATFORMS": "cpu", **ONE_THREAD}), (str(RANK), folder), os.environ)
+        run_ranks(Ranks(2, 2, Place.THIS_MACHINE, {"JAX_PLATFORMS": "cpu", **CPU_RANK}), (str(RANK), folder), os.environ)
         seconds = read_json(Path(folder) / "seconds.json")
     return [
         Measured(name, words_of(plan), plan.timeline.seconds, tuple(found))

@@ -1,8 +1,9 @@
 """(described ClusterSpec, CalibrationRows) -> Fit: the cluster with links and rates as measured, and how well they explain the rows.
 
-The cost model is linear in what is fitted, seconds = bytes-like * (1 / bandwidth) + rounds * latency, or work * (1 / rate). So its
+The cost model is linear in what is fitted: seconds = bytes-like * (1 / bandwidth) + rounds * latency, or work * (1 / rate). So its
 coefficients are asked of the cost model itself, at unit constants, and the fit is its inverse: least squares of relative errors,
-sum ((predicted - measured) / measured)^2, with no negative constant. A small and a large primitive count alike.
+sum ((predicted - measured) / measured)^2, with no negative constant. A small and a large primitive count alike. A device's own work is
+timed as a program, whose start has a constant of its own that no task's seconds have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from alpa_hpc.simulate.costs import transfer_seconds
 _FREE = Link(inf, 0.0)  # a path that takes no time
 _PER_BYTE = Link(1.0, 0.0)
 _PER_ROUND = Link(inf, 1.0)
+Point = tuple[float, float, float]  # (a, b, t) of a x + b y = t
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +74,34 @@ def _unrest(row: CalibrationRow) -> float:
 
 
 def fit_device(described: DeviceSpec, rows: Sequence[CalibrationRow]) -> DeviceSpec:
-    """The device with measured rates: `flops_*` are the highest that were seen, `efficiency` is what products reach on the whole of it."""
-    passes = [(pass_bytes(row.trial), row.median) for row in rows if isinstance(row.trial, PassTrial)]
-    best, reached = dict[Precision, float](), dict[Precision, float]()
-    for precision in Precision:
-        products = [
-            (float(product_flop(row.trial)), row.median)
-            for row in rows
-            if isinstance(row.trial, ProductTrial) and row.trial.precision is precision
-        ]
-        if not (products and passes):
-            raise StoreError(f"the calibration has {len(products)} products of {precision.value} and {len(passes)} passes: measure again")
-        best[precision] = max(flop / seconds for flop, seconds in products)
-        reached[precision] = 1 / fit_scale(products)
-    # One efficiency holds for both precisions: that of 32 bits. The 16-bit peak is put where it gives what 16-bit products reach.
-    efficiency = min(reached[Precision.BITS_32] / best[Precision.BITS_32], 1.0)
+    """The device with measured rates: `flops_*` are the highest that were seen, `efficiency` is what products reach on the whole of it.
+
+    One efficiency holds for both precisions, that of 32 bits; the 16-bit peak is put where it gives what 16-bit products reach.
+    """
+    passes = [(pass_bytes(row.trial), 1.0, row.median) for row in rows if isinstance(row.trial, PassTrial)]
+    products = {precision: _product_points(rows, precision) for precision in Precision}
+    lacking = [name for name, points in (("passes", passes), *((key.value, points) for key, points in products.items())) if not points]
+    if lacking:
+        raise StoreError(f"the calibration has no rows of {', '.join(lacking)}: measure again")
+    reached = {precision: 1 / fit_line(points)[0] for precision, points in products.items()}
+    best = max(reached[Precision.BITS_32], *(flop / seconds for flop, _, seconds in products[Precision.BITS_32]))
+    efficiency = reached[Precision.BITS_32] / best
     return replace(
         described,
-        flops_32bit=best[Precision.BITS_32],
+        flops_32bit=best,
         flops_16bit=reached[Precision.BITS_16] / efficiency,
-        memory_bandwidth=1 / fit_scale(passes),
+        memory_bandwidth=1 / fit_line(passes)[0],
         efficiency=efficiency,
     )
+
+
+def _product_points(rows: Sequence[CalibrationRow], precision: Precision) -> list[Point]:
+    trials = ((row.trial, row.median) for row in rows)
+    return [
+        (float(product_flop(trial)), 1.0, seconds)
+        for trial, seconds in trials
+        if isinstance(trial, ProductTrial) and trial.precision is precision
+    ]
 
 
 def fit_link(described: ClusterSpec, rows: Sequence[CalibrationRow], otherwise: Link) -> Link:
@@ -116,14 +124,14 @@ def link_coefficients(described: ClusterSpec, trial: Trial) -> tuple[float, floa
     return at(_PER_BYTE), at(_PER_ROUND)
 
 
-def fit_line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+def fit_line(points: Sequence[Point]) -> tuple[float, float]:
     """Give the (x, y), x > 0 and y >= 0, that minimise sum ((a x + b y - t) / t)^2 over points (a, b, t)."""
     scaled = np.array([(a / t, b / t) for a, b, t in points])
     x, y = (float(value) for value in np.linalg.lstsq(scaled, np.ones(len(points)), rcond=None)[0])
     if y < 0:
         return fit_scale([(a, t) for a, _, t in points]), 0.0
-    if x <= 0:  # bytes do not tell: all of them were few
-        raise StoreError("larger messages took no longer than small ones: measure larger ones, or on a quieter machine")
+    if x <= 0:  # all were small, or something else took the time
+        raise StoreError("large primitives took no longer than small ones: measure larger ones, or on a quieter machine")
     return x, y
 
 

@@ -70,9 +70,8 @@ def _time_collective(context: "MeshContext", trial: CollectiveTrial, repeats: in
 
 def _time_work(context: "MeshContext", trial: ProductTrial | PassTrial, repeats: int) -> tuple[float, ...]:
     arguments = work_arguments(trial)
-    program = jax.jit(repeated(work_program(trial)))
-    timing = time_compiled(lambda: program.lower(*arguments).compile(), lambda: arguments, repeats, lambda: _meet(context))
-    return tuple(second / RUNS for second in timing.seconds)
+    program = jax.jit(work_program(trial))
+    return time_compiled(lambda: program.lower(*arguments).compile(), lambda: arguments, repeats, lambda: _meet(context)).seconds
 
 
 def _time_message(context: "MeshContext", trial: MessageTrial, repeats: int) -> tuple[float, ...]:

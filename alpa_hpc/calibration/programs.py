@@ -1,7 +1,8 @@
-"""A trial -> the program of one device that runs its primitive several times in a row, and its arguments.
+"""A trial -> the program of one device that is timed for it, and its arguments.
 
-A primitive is timed inside a compiled program, where tasks have theirs: what it takes to start a program is no part of it. Each run needs
-what the one before gave, and a loop keeps them apart, so that the compiler neither joins nor drops any.
+A collective runs several times in a row inside one program, as in tasks: what it takes to start a program is no part of it. Each run needs
+what the one before gave, and a loop keeps them apart, so that the compiler neither joins nor drops any. A device's own work runs once, and
+its results are new arrays, as those of tasks are: on CPUs it takes long to be given memory. The fit sets the start of a program apart.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +17,14 @@ from alpa_hpc.sharding.collectives import AbstractCollectives
 from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.strategies.rule import Combine
 
-RUNS = 8  # of a primitive in one program
+RUNS = 8  # of a collective in one program
 
 Arrays = tuple[jax.Array, ...]
-Device = Callable[..., Arrays]  # one device's part of a program: it gives back as many arrays as it takes, of the same shapes
+Device = Callable[..., Arrays]  # one device's part of a program
 
 
 def repeated(function: Device) -> Device:
-    """`RUNS` of it, one after the other."""
+    """`RUNS` of a function that gives back arrays like those that it takes, one after the other."""
 
     def run(*arrays: jax.Array) -> Arrays:
         return lax.fori_loop(0, RUNS, lambda _, carried: function(*carried), arrays)
@@ -69,7 +70,7 @@ def collective_tile(trial: CollectiveTrial) -> jax.ShapeDtypeStruct:
 
 
 def work_program(trial: ProductTrial | PassTrial) -> Device:
-    """A device's own work, once."""
+    """A device's own work."""
     match trial:
         case ProductTrial():
             return _products
@@ -92,13 +93,13 @@ def work_arguments(trial: ProductTrial | PassTrial) -> Arrays:
 
 
 def _products(x: jax.Array, weight: jax.Array) -> Arrays:
-    """Forward, the two products of backward, and what it takes to need them; numbers stay as they are where weights are 1 / width."""
+    """Forward, and the two products of backward."""
     y = x @ weight
-    return (0.5 * x + 0.5 * (y @ weight.T), weight + 1e-9 * (x.T @ y))
+    return (y, y @ weight.T, x.T @ y)
 
 
 def _add(x: jax.Array, y: jax.Array) -> Arrays:
-    return (x + y, y)
+    return (x + y,)
 
 
 def _gelu(x: jax.Array) -> Arrays:
@@ -118,7 +119,7 @@ def _softmax(x: jax.Array) -> Arrays:
 def _adam(weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array) -> Arrays:
     first = 0.9 * first + 0.1 * gradient
     second = 0.999 * second + 0.001 * gradient * gradient
-    return (weight - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second, gradient)
+    return (weight - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second)
 
 
 _PASSES: Mapping[Pass, Device] = {

@@ -132,9 +132,9 @@ def test_latency_is_never_negative_and_small_messages_alone_are_refused() -> Non
         return fit_cluster(DESCRIBED, [*rows, *own], "fitted").cluster.intra_node
 
     assert fitted(1e-8, 1e-3).latency == 0.0, "the line through both would begin below zero"
-    with pytest.raises(StoreError, match="larger messages took no longer"):
+    with pytest.raises(StoreError, match="large primitives took no longer"):
         fitted(1e-3, 1e-4)
-    with pytest.raises(StoreError, match="0 products of bfloat16"):
+    with pytest.raises(StoreError, match="no rows of bfloat16"):
         fit_cluster(DESCRIBED, [row for row in own if getattr(row.trial, "precision", None) is not Precision.BITS_16], "fitted")
 
 
