@@ -55,14 +55,14 @@ from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.prepare import Prepared
 
-NUM_PLANS, NUM_STEPS = 20, 3
+NUM_PLANS, NUM_STEPS = 20, 2
 LEAST_SPREAD, LEAST_DISTINGUISHABLE, LEAST_CORRELATION, MOST_OVER_BEST, MOST_OFF = 2.0, 12, 0.9, 1.05, 0.15
 MICROBATCHES = (1, 2, 4, 8)
 SHARES_OF_CHANCE = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the choices of a stage that are drawn; the others stay as the solver has them
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided 95 %, by repeats
-SEARCHES = ("intra_only", "inter_only", "pp_dp", "megatron", "equal_operator")
+SEARCHES = ("inter_only", "pp_dp", "megatron")
 PROBLEM = (
-    *("model.num_layers=4", "model.hidden=256", "model.num_heads=8", "model.vocab=1024", "model.sequence=64", "training.batch_size=32"),
+    *("model.num_layers=2", "model.hidden=256", "model.num_heads=8", "model.vocab=1024", "model.sequence=64", "training.batch_size=32"),
     *("profiling=analytic", "data=synthetic"),
 )
 SCHEDULE, CHOSEN = ScheduleKind.ONE_F_ONE_B, "chosen"
