@@ -59,8 +59,8 @@ def _joined(context: "MeshContext", trial: Trial, seconds: tuple[float, ...]) ->
 
 def _time_collective(context: "MeshContext", trial: CollectiveTrial, repeats: int) -> tuple[float, ...]:
     mesh = Mesh(context.mesh.devices.reshape(trial.shape.sizes), AXIS_NAMES, axis_types=context.mesh.axis_types)
-    tile, lies = collective_tile(trial), PartitionSpec(AXIS_NAMES)
-    struct = jax.ShapeDtypeStruct((mesh.size * tile.shape[0], *tile.shape[1:]), tile.dtype, sharding=NamedSharding(mesh, lies))
+    (rows, columns), lies = collective_tile(trial), PartitionSpec(AXIS_NAMES)
+    struct = jax.ShapeDtypeStruct((mesh.size * rows, columns), jnp.float32, sharding=NamedSharding(mesh, lies))
     program = repeated(collective_program(trial, mesh_collectives(mesh)))
     mapped = jax.shard_map(program, mesh=mesh, in_specs=lies, out_specs=(lies,), check_vma=False)
     array = jax.jit(lambda: jnp.full(struct.shape, 0.01, struct.dtype), out_shardings=struct.sharding)()

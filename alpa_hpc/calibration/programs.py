@@ -34,7 +34,7 @@ def repeated(function: Device) -> Device:
 
 def collective_program(trial: CollectiveTrial, collectives: AbstractCollectives) -> Device:
     """One collective of the tile that `collective_tile` says."""
-    size, axis = trial.shape.sizes[trial.axis], trial.axis
+    size, axis, dim = trial.shape.sizes[trial.axis], trial.axis, trial.dim
 
     def run(x: jax.Array) -> Arrays:
         match trial.kind:
@@ -42,29 +42,27 @@ def collective_program(trial: CollectiveTrial, collectives: AbstractCollectives)
                 # Half of it stays this device's own: the sum of what is equal everywhere would be compiled to a product.
                 return (0.5 * x + (0.5 / size) * collectives.all_reduce(x, (axis,), Combine.SUM),)
             case CollectiveKind.ALL_GATHER:
-                pieces = collectives.all_gather(x, axis, 0)
-                return (lax.dynamic_slice_in_dim(pieces, (collectives.index(axis) + 1) % size * x.shape[0], x.shape[0]),)
+                whole, width = collectives.all_gather(x, axis, dim), x.shape[dim]
+                return (lax.dynamic_slice_in_dim(whole, (collectives.index(axis) + 1) % size * width, width, dim),)
             case CollectiveKind.REDUCE_SCATTER:
-                piece = collectives.reduce_scatter(x, axis, 0) / size
-                return (lax.dynamic_update_slice_in_dim(x, piece, 0, 0),)
+                return (lax.dynamic_update_slice_in_dim(x, collectives.reduce_scatter(x, axis, dim) / size, 0, dim),)
             case CollectiveKind.ALL_TO_ALL:
-                return (collectives.all_to_all(x, axis, 1, 0).reshape(x.shape),)
+                return (collectives.all_to_all(x, axis, dim, 1 - dim).reshape(x.shape),)
             case other:
                 raise AssertionError(f"{other} is not calibrated")
 
     return run
 
 
-def collective_tile(trial: CollectiveTrial) -> jax.ShapeDtypeStruct:
-    """What each device holds before the collective."""
-    size, elements = trial.shape.sizes[trial.axis], trial.num_bytes // 4
+def collective_tile(trial: CollectiveTrial) -> tuple[int, int]:
+    """The shape of what each device holds before the collective."""
+    rows, columns = trial.matrix
     match trial.kind:
         case CollectiveKind.ALL_REDUCE | CollectiveKind.REDUCE_SCATTER:
-            return jax.ShapeDtypeStruct((elements,), jnp.float32)
-        case CollectiveKind.ALL_GATHER:
-            return jax.ShapeDtypeStruct((elements // size,), jnp.float32)
-        case CollectiveKind.ALL_TO_ALL:
-            return jax.ShapeDtypeStruct((size, elements // size**2), jnp.float32)
+            return rows, columns
+        case CollectiveKind.ALL_GATHER | CollectiveKind.ALL_TO_ALL:
+            size = trial.shape.sizes[trial.axis]
+            return (rows // size, columns) if trial.dim == 0 else (rows, columns // size)
         case other:
             raise AssertionError(f"{other} is not calibrated")
 

@@ -147,7 +147,8 @@ def _row(group: Any) -> CalibrationRow:
 def _trial(found: Mapping[str, Any]) -> Trial:
     match found["primitive"]:
         case "collective":
-            return CollectiveTrial(CollectiveKind(found["kind"]), MeshShape(*found["shape"]), found["axis"], found["num_bytes"])
+            shape = MeshShape(*found["shape"])
+            return CollectiveTrial(CollectiveKind(found["kind"]), shape, found["axis"], found["dim"], found["num_bytes"])
         case "message":
             return MessageTrial(tuple(found["senders"]), tuple(found["receivers"]), found["num_bytes"])
         case "product":

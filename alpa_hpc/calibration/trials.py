@@ -8,6 +8,7 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.sharding.resharding import CollectiveKind
 
 COLLECTIVES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+COLUMNS_A_DEVICE = 64
 
 
 class Pass(enum.Enum):
@@ -42,12 +44,23 @@ class Precision(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTrial:
-    """A collective along `axis` of a mesh of all devices as `shape`; `num_bytes` = one group's whole tensor (`cluster.collectives`)."""
+    """A collective along `axis` of a mesh of all devices as `shape`; `num_bytes` = one group's whole tensor (`cluster.collectives`).
+
+    That is a float32 matrix, `dim` of which is split before (all-gather, all-to-all) or after it (reduce-scatter): what a device has to
+    do to put pieces of columns in place is a part of what the collective takes.
+    """
 
     kind: CollectiveKind
     shape: MeshShape
     axis: int
+    dim: int
     num_bytes: int
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns."""
+        columns = COLUMNS_A_DEVICE * self.shape.sizes[self.axis]
+        return self.num_bytes // (4 * columns), columns
 
     @property
     def label(self) -> str:
@@ -152,11 +165,10 @@ def crosses_nodes(cluster: ClusterSpec, trial: CollectiveTrial | MessageTrial) -
 
 
 def _collectives(cluster: ClusterSpec, sizes: Sizes) -> Iterator[CollectiveTrial]:
-    for shape, axis in mesh_axes(cluster.num_devices):
-        for kind in COLLECTIVES:
-            for num_bytes in sizes.num_bytes:
-                pieces = 4 * shape.sizes[axis] ** 2  # of float32, which each device splits into as many pieces as there are devices
-                yield CollectiveTrial(kind, shape, axis, math.ceil(num_bytes / pieces) * pieces)
+    ways = [(kind, dim) for kind in COLLECTIVES for dim in ((0,) if kind is CollectiveKind.ALL_REDUCE else (0, 1))]
+    for (shape, axis), (kind, dim), num_bytes in product(mesh_axes(cluster.num_devices), ways, sizes.num_bytes):
+        least = 4 * COLUMNS_A_DEVICE * shape.sizes[axis] ** 2  # bytes of as many rows as there are devices: both dims divide
+        yield CollectiveTrial(kind, shape, axis, dim, math.ceil(num_bytes / least) * least)
 
 
 def mesh_axes(num_devices: int) -> list[tuple[MeshShape, int]]:

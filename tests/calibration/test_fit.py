@@ -109,7 +109,7 @@ def test_collectives_by_hand(size: int) -> None:
     for kind, (moved, times) in parts.items():
         for num_bytes in sizes:
             seconds = moved * num_bytes / bandwidth + times * latency
-            trial = CollectiveTrial(kind, MeshShape(size, 1), 0, num_bytes)
+            trial = CollectiveTrial(kind, MeshShape(size, 1), 0, 0, num_bytes)
             rows.append(CalibrationRow(trial, (seconds, seconds * (1 + 1e-6)), size, "host", 1, 1.0))
     messages = [MessageTrial((0,), (1,), num_bytes) for num_bytes in sizes]
     rows += [CalibrationRow(one, (one.num_bytes / bandwidth + latency,), size, "host", 1, 1.0) for one in messages]
@@ -166,7 +166,9 @@ def test_trials_divide_and_every_kind_of_path_is_used(layout: tuple[int, int]) -
         assert crossing == paths(layout)
     for one in talks:
         if isinstance(one, CollectiveTrial):
-            assert one.num_bytes % (4 * one.shape.sizes[one.axis] ** 2) == 0
+            size = one.shape.sizes[one.axis]
+            assert [length % size for length in one.matrix] == [0, 0]
+            assert 4 * math.prod(one.matrix) == one.num_bytes
         else:
             ranks = (*one.senders, *one.receivers)
             assert len(set(ranks)) == len(ranks), "nobody is in two pairs"
