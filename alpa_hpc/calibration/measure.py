@@ -20,6 +20,7 @@ from alpa_hpc.calibration.rows import CalibrationRow
 from alpa_hpc.calibration.trials import CollectiveTrial, MessageTrial, PassTrial, ProductTrial, Trial
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.profiling.measure import WARM_UP_RUNS, time_compiled
+from alpa_hpc.runtime.alone import filled
 from alpa_hpc.runtime.instructions import Buffer, Layout, Recv, Send
 from alpa_hpc.runtime.links import DirectLinks
 from alpa_hpc.runtime.transport import POLL_SECONDS, MpiTransport
@@ -69,7 +70,7 @@ def _time_collective(context: "MeshContext", trial: CollectiveTrial, repeats: in
 
 
 def _time_work(context: "MeshContext", trial: ProductTrial | PassTrial, repeats: int) -> tuple[float, ...]:
-    arguments = work_arguments(trial)
+    arguments = tuple(filled(struct) for struct in work_arguments(trial))
     program = jax.jit(work_program(trial))
     return time_compiled(lambda: program.lower(*arguments).compile(), lambda: arguments, repeats, lambda: _meet(context)).seconds
 

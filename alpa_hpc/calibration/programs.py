@@ -1,4 +1,4 @@
-"""A trial -> the program of one device that is timed for it, and its arguments.
+"""A trial -> the program of one device that is timed for it, and what it works on.
 
 A collective runs several times in a row inside one program, as in tasks: what it takes to start a program is no part of it. Each run needs
 what the one before gave, and a loop keeps them apart, so that the compiler neither joins nor drops any. A device's own work runs once, and
@@ -18,6 +18,7 @@ from alpa_hpc.sharding.resharding import CollectiveKind
 from alpa_hpc.sharding.strategies.rule import Combine
 
 RUNS = 8  # of a collective in one program
+SEQUENCE = 32  # rows of a product come in sequences of so many, as tokens do
 
 Arrays = tuple[jax.Array, ...]
 Device = Callable[..., Arrays]  # one device's part of a program
@@ -78,40 +79,47 @@ def work_program(trial: ProductTrial | PassTrial) -> Device:
             assert_never(trial)
 
 
-def work_arguments(trial: ProductTrial | PassTrial) -> Arrays:
-    """What it works on, on this process's first device."""
+def work_arguments(trial: ProductTrial | PassTrial) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and dtypes of what it works on."""
     match trial:
         case ProductTrial(precision, rows, width):
             dtype = jnp.float32 if precision is Precision.BITS_32 else jnp.bfloat16
-            return (jnp.full((rows, width), 0.01, dtype), jnp.full((width, width), 1 / width, dtype))
+            vectors = jax.ShapeDtypeStruct((rows // SEQUENCE, SEQUENCE, width), dtype)
+            return vectors, jax.ShapeDtypeStruct((width, width), dtype), vectors
         case PassTrial(kind, rows, width):
-            return (jnp.full((rows, width), 0.01, jnp.float32),) * NUM_ARRAYS[kind]
+            return (jax.ShapeDtypeStruct((rows, width), jnp.float32),) * _NUM_ARRAYS[kind]
         case _:
             assert_never(trial)
 
 
-def _products(x: jax.Array, weight: jax.Array) -> Arrays:
-    """Forward, and the two products of backward."""
-    y = x @ weight
-    return (y, y @ weight.T, x.T @ y)
+def _products(x: jax.Array, weight: jax.Array, cotangent: jax.Array) -> Arrays:
+    """A linear layer as it is differentiated: compilers take another kernel for the gradient of a weight than for x.T @ y alone."""
+    y, backward = jax.vjp(lambda x, weight: x @ weight, x, weight)
+    return (y, *backward(cotangent))
+
+
+def _both_ways(function: Callable[[jax.Array], jax.Array]) -> Device:
+    """A function of one array, and what backward makes of a cotangent of its result."""
+
+    def run(x: jax.Array, cotangent: jax.Array) -> Arrays:
+        y, backward = jax.vjp(function, x)
+        return (y, *backward(cotangent))
+
+    return run
 
 
 def _add(x: jax.Array, y: jax.Array) -> Arrays:
     return (x + y,)
 
 
-def _gelu(x: jax.Array) -> Arrays:
-    return (jax.nn.gelu(x),)
-
-
-def _normalise(x: jax.Array) -> Arrays:
+def _normalise(x: jax.Array) -> jax.Array:
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return (centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5),)
+    return centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
 
 
-def _softmax(x: jax.Array) -> Arrays:
-    exponentials = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
-    return (exponentials / jnp.sum(exponentials, axis=-1, keepdims=True),)
+def _softmax(x: jax.Array) -> jax.Array:
+    exponentials = jnp.exp(x - lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True)))
+    return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
 
 
 def _adam(weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array) -> Arrays:
@@ -122,9 +130,9 @@ def _adam(weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.
 
 _PASSES: Mapping[Pass, Device] = {
     Pass.ADD: _add,
-    Pass.GELU: _gelu,
-    Pass.NORMALISE: _normalise,
-    Pass.SOFTMAX: _softmax,
+    Pass.GELU: _both_ways(jax.nn.gelu),
+    Pass.NORMALISE: _both_ways(_normalise),
+    Pass.SOFTMAX: _both_ways(_softmax),
     Pass.ADAM: _adam,
 }
-NUM_ARRAYS: Mapping[Pass, int] = {Pass.ADD: 2, Pass.GELU: 1, Pass.NORMALISE: 1, Pass.SOFTMAX: 1, Pass.ADAM: 4}
+_NUM_ARRAYS: Mapping[Pass, int] = {Pass.ADD: 2, Pass.GELU: 2, Pass.NORMALISE: 2, Pass.SOFTMAX: 2, Pass.ADAM: 4}

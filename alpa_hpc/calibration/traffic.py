@@ -3,10 +3,9 @@
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Var
 
-from alpa_hpc.calibration.programs import NUM_ARRAYS, work_program
+from alpa_hpc.calibration.programs import work_arguments, work_program
 from alpa_hpc.calibration.trials import PassTrial, ProductTrial
 from alpa_hpc.ir.inline import inline_calls
 from alpa_hpc.sharding.equation_work import Leaving, equation_work
@@ -20,7 +19,6 @@ def product_flop(trial: ProductTrial) -> int:
 @cache
 def pass_bytes(trial: PassTrial) -> float:
     """Bytes that a pass moves, where all that it gives is kept."""
-    arguments = [jax.ShapeDtypeStruct((trial.rows, trial.width), jnp.float32)] * NUM_ARRAYS[trial.kind]
-    jaxpr = inline_calls(jax.make_jaxpr(work_program(trial))(*arguments)).jaxpr
+    jaxpr = inline_calls(jax.make_jaxpr(work_program(trial))(*work_arguments(trial))).jaxpr
     kept = frozenset(var for var in jaxpr.outvars if isinstance(var, Var))
     return sum(part.num_bytes for equation in equation_work(jaxpr, Leaving(kept, frozenset())) for part in equation.work)

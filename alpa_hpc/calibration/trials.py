@@ -98,7 +98,7 @@ class ProductTrial:
 
 @dataclass(frozen=True, slots=True)
 class PassTrial:
-    """A pass over `rows` float32 vectors of `width` numbers."""
+    """A pass over `rows` float32 vectors of `width` numbers; those of a model's layer forward and backward."""
 
     kind: Pass
     rows: int

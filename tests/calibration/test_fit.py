@@ -142,9 +142,10 @@ def test_bytes_of_passes_are_those_of_models() -> None:
     """Elementwise results are written once, reductions read what they reduce: `sharding.equation_work`."""
     elements, rows = 64 * 128, 64
     found = {kind: pass_bytes(PassTrial(kind, rows, 128)) / 4 for kind in Pass}
-    assert found[Pass.ADD] == found[Pass.GELU] == elements
+    assert found[Pass.ADD] == elements
+    assert found[Pass.GELU] == 2 * elements, "its result and the gradient"
     assert found[Pass.ADAM] == 3 * elements
-    assert found[Pass.SOFTMAX] == 3 * elements, "a maximum and a sum read it, the quotient is written"
+    assert found[Pass.SOFTMAX] > 4 * elements, "besides, a maximum and sums read it"
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 6, 8, 12])
