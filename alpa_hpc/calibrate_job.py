@@ -1,4 +1,4 @@
-"""A cluster and a request -> rows measured on its ranks -> a cluster config: the calibration as a profiling task, and its login side.
+"""A cluster and a request -> rows measured on its ranks -> a cluster config: the login side of a calibration, and one of its ranks.
 
 Its ranks are started as those of a profiling task on the whole cluster are, by the same launcher and the same job script.
 """
@@ -22,17 +22,14 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.config import ExperimentConfig, load_config, write_cluster, write_config
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.devices import local_device
-from alpa_hpc.launch.failures import explained_by_ranks
 from alpa_hpc.launch.files import write_json
 from alpa_hpc.launch.launchers import Launcher, noting_a_stop
-from alpa_hpc.launch.locations import job_script
-from alpa_hpc.launch.mpirun import run_ranks
 from alpa_hpc.launch.outcome import Died, Ended, NotStarted
-from alpa_hpc.launch.paths import JobKind, RunPaths, calibrated_config, calibrations_folder, new_run
+from alpa_hpc.launch.paths import RunPaths, calibrated_config, calibrations_folder, new_run
 from alpa_hpc.launch.profiling import ProfileTask
 from alpa_hpc.launch.site import site_environment
 from alpa_hpc.launch.status import this_node
-from alpa_hpc.parts import ranks_on, whole_cluster
+from alpa_hpc.parts import whole_cluster
 from alpa_hpc.profiling.keys import software_versions
 
 TASK = 0  # the only one of a calibration's run
@@ -62,13 +59,6 @@ def key_of(config: ExperimentConfig, request: CalibrationRequest) -> str:
     """The key of a calibration of the config's cluster on its site."""
     flags = site_environment(config.site, os.environ)["XLA_FLAGS"]
     return calibration_key(config.cluster, request, software_versions(), flags)
-
-
-def calibrate_run(paths: RunPaths, task: int) -> None:
-    """The batch half: a rank on every device of the cluster."""
-    config = load_config(paths.config)
-    with explained_by_ranks(paths.failures(JobKind.PROFILE, task)):
-        run_ranks(ranks_on(config, whole_cluster(config)), (str(job_script("profile_rank")), str(paths.root), str(task)), os.environ)
 
 
 def calibrate_rank(paths: RunPaths, task: int, document: dict[str, Any]) -> None:

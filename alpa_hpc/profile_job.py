@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from alpa_hpc.calibrate_job import calibrate_rank, calibrate_run
+from alpa_hpc.calibrate_job import calibrate_rank
 from alpa_hpc.calibration.request import is_calibration
 from alpa_hpc.config import load_config
 from alpa_hpc.launch.devices import check_devices_here, local_device
@@ -16,7 +16,7 @@ from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.profiling import measure_all
 from alpa_hpc.launch.site import use_site
 from alpa_hpc.launch.status import reporting, this_node
-from alpa_hpc.parts import cost_store, prepared, ranks_on
+from alpa_hpc.parts import cost_store, prepared, ranks_on, whole_cluster
 from alpa_hpc.planner.requests import ProfileRequest, requests_from_json
 from alpa_hpc.planner.timing import joined_rows, measure_here, measure_request_on_mesh
 from alpa_hpc.profiling.outcome import Failed, explain_failure
@@ -26,14 +26,11 @@ from alpa_hpc.profiling.store import ProfileRow
 def profile_run(paths: RunPaths, task: int) -> None:
     """A profiling task: time the stages of its request file, on this process's device or with a rank on each device of their mesh.
 
-    A request file may also ask for a calibration.
+    A request file may also ask for a calibration, which takes a rank on each device of the cluster.
     """
-    if is_calibration(read_json(paths.profile_request(task))):
-        calibrate_run(paths, task)
-        return
-    config = load_config(paths.config)
-    submesh = profile_requests(paths, task)[0].submesh
-    if submesh.num_devices == 1:
+    config, to_calibrate = load_config(paths.config), is_calibration(read_json(paths.profile_request(task)))
+    submesh = whole_cluster(config) if to_calibrate else profile_requests(paths, task)[0].submesh
+    if submesh.num_devices == 1 and not to_calibrate:
         profile_alone(paths, task)
         return
     with explained_by_ranks(paths.failures(JobKind.PROFILE, task)):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from alpa_hpc.calibration.request import CalibrationRequest
 
 REPEATS = 15
-MOST_UNREST = 0.15  # on a machine that does nothing else it is 0.03 and less
+MOST_UNREST = 0.15
 HEADERS = ("primitive", "rows", "predicted / measured: least", "median", "most")
 
 
