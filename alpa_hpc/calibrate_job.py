@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from alpa_hpc.calibration.clusters import cluster_text
 from alpa_hpc.calibration.fit import Fit, fit_cluster
 from alpa_hpc.calibration.request import (
     CalibrationRequest,
@@ -19,10 +20,10 @@ from alpa_hpc.calibration.request import (
 from alpa_hpc.calibration.rows import Calibration, newest_calibration, write_calibration
 from alpa_hpc.calibration.trials import trials_of
 from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.config import ExperimentConfig, load_config, write_cluster, write_config
+from alpa_hpc.config import ExperimentConfig, load_config, write_config
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.devices import local_device
-from alpa_hpc.launch.files import write_json
+from alpa_hpc.launch.files import write_json, write_text
 from alpa_hpc.launch.launchers import Launcher, noting_a_stop
 from alpa_hpc.launch.outcome import Died, Ended, NotStarted
 from alpa_hpc.launch.paths import RunPaths, calibrated_config, calibrations_folder, new_run
@@ -51,7 +52,7 @@ def calibrate(config: ExperimentConfig, request: CalibrationRequest, launcher: L
         raise LaunchError(f"the ranks ended well, but no calibration is in {folder}: is it on a file system that all nodes see?")
     fit = fit_cluster(config.cluster, found.rows, calibrated_name(config.cluster.name))
     path = calibrated_config(config.runs, fit.cluster.name)
-    write_cluster(fit.cluster, path, _origin_words(found))
+    write_text(path, cluster_text(fit.cluster, _origin_words(found)))
     return fit, path
 
 

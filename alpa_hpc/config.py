@@ -27,6 +27,7 @@ from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import write_text
@@ -183,7 +184,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     store.store(name="schema", node=_schema())
     store.repo.pop("cluster", None)  # those of another folder of runs
     for path in sorted(calibrations_folder(_runs_folder(overrides)).glob("*.yaml")):
-        store.store(group="cluster", name=path.stem, node=_loaded(path), provider="calibrations")
+        store.store(group="cluster", name=path.stem, node=dataclasses.asdict(read_cluster(path)), provider="calibrations")
 
 
 def _runs_folder(overrides: Sequence[str]) -> Path:
@@ -191,28 +192,6 @@ def _runs_folder(overrides: Sequence[str]) -> Path:
     default = str(OmegaConf.load(config_folder() / "config.yaml").runs)
     named = [word.removeprefix("runs=").strip("'\"") for word in overrides if word.startswith("runs=")]
     return Path([default, *named][-1]).expanduser().absolute()
-
-
-def _loaded(path: Path) -> DictConfig:
-    try:
-        return cast(DictConfig, OmegaConf.load(path))
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} is not the config of a cluster: {_first_line(error)}. Delete it, and calibrate again") from error
-
-
-def write_cluster(cluster: ClusterSpec, path: Path, origin: str) -> None:
-    """Write the config of a cluster, in whose first line stands where it comes from, whole or not at all."""
-    write_text(path, f"# {origin}\n{OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cluster)))}")
-
-
-def read_cluster(path: Path) -> ClusterSpec:
-    """Read a file of `write_cluster` back. Raises ConfigError where it is none, or its values cannot be."""
-    plain = _twin(ClusterSpec)
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(plain), _loaded(path))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path} is not the config of a cluster: {_first_line(error)}. Delete it, and calibrate again") from error
-    return _build(ClusterSpec, OmegaConf.to_container(merged), str(path))
 
 
 def check_arguments(arguments: Iterable[str]) -> None:

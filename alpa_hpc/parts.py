@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
+from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.calibration.request import calibrated_name, is_calibrated
 from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
-from alpa_hpc.config import ExperimentConfig, read_cluster
+from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks

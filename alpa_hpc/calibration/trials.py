@@ -136,7 +136,7 @@ GPU_SIZES = Sizes(
     products=((1024, 1024), (2048, 2048), (2048, 4096), (4096, 4096), (4096, 8192)),
     passes=((1024, 1024), (4096, 1024), (8192, 4096), (16384, 4096)),
 )
-QUICK_SIZES = Sizes(num_bytes=(1 << 12, 1 << 22), products=((64, 64), (512, 512)), passes=((64, 128), (1024, 1024)))
+QUICK_SIZES = Sizes(num_bytes=(1 << 12, 1 << 24), products=((64, 64), (512, 512)), passes=((64, 128), (1024, 1024)))
 """To try a calibration out: what it finds is no basis for a plan."""
 
 

@@ -5,11 +5,14 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alpa_hpc.calibration.clusters import cluster_text, read_cluster
 from alpa_hpc.calibration.fit import fit_cluster, trial_seconds
 from alpa_hpc.calibration.rows import CalibrationRow
 from alpa_hpc.calibration.traffic import pass_bytes
@@ -29,7 +32,7 @@ from alpa_hpc.calibration.trials import (
 )
 from alpa_hpc.cluster.compute import flop_rate
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape
-from alpa_hpc.errors import StoreError
+from alpa_hpc.errors import ConfigError, StoreError
 from alpa_hpc.sharding.resharding import CollectiveKind
 
 SIZES = Sizes(num_bytes=(1 << 10, 1 << 14, 1 << 18, 1 << 22), products=((64, 64), (256, 128)), passes=((64, 64), (256, 256)))
@@ -55,6 +58,25 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     bandwidth = power(8, 11)
     device = DeviceSpec("cpu", 1 << 30, power(9, 14), power(9, 14), power(9, 12), draw(st.floats(0.1, 1)))
     return ClusterSpec("true", nodes, devices, device, Link(bandwidth, power(-6, -4)), Link(bandwidth * power(-2, 0), power(-6, -3)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(clusters())
+def test_configs_of_clusters_come_back(cluster: ClusterSpec) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(cluster_text(cluster, "measured somewhere"))
+        assert read_cluster(path) == cluster
+
+
+@pytest.mark.parametrize("line", ["num_nodes: 0", "more: 1", "device: 3", "intra_node: {bandwidth: fast, latency: 1}", "name: [", "\0"])
+def test_configs_that_are_none_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    text = cluster_text(DESCRIBED, "measured somewhere")
+    kept = [one for one in text.splitlines() if not one.startswith(line.partition(":")[0])]
+    path.write_text("\n".join((*kept, line)))
+    with pytest.raises(ConfigError, match=r"cluster\.yaml is not the config of a cluster .*calibrate again"):
+        read_cluster(path)
 
 
 SEEN: Counter[str] = Counter()

@@ -7,10 +7,11 @@ from typing import Any
 import h5py
 import pytest
 
+from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.calibration.request import calibrated_name
 from alpa_hpc.commands.calibrate import main
 from alpa_hpc.commands.find import all_roots
-from alpa_hpc.config import compose_calibration, compose_experiment, read_cluster
+from alpa_hpc.config import compose_calibration, compose_experiment
 from alpa_hpc.errors import AlpaError
 from alpa_hpc.experiment import run
 from alpa_hpc.launch.options import Chain

@@ -1,0 +1,30 @@
+"""A fitted ClusterSpec <-> the text of a config of the group `cluster`, as a person would write one."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link
+from alpa_hpc.errors import ConfigError
+
+
+def cluster_text(cluster: ClusterSpec, origin: str) -> str:
+    """The config; its first line says where it comes from."""
+    return f"# {origin}\n{yaml.safe_dump(asdict(cluster), sort_keys=False)}"
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """Read such a config back. Raises ConfigError where it is torn, lacks or adds a key, or has values that cannot be."""
+    try:
+        return _built(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, KeyError, TypeError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not the config of a cluster ({reason}). Delete it, and calibrate again") from error
+
+
+def _built(found: Mapping[str, Any]) -> ClusterSpec:
+    links = {name: Link(**found[name]) for name in ("intra_node", "inter_node")}
+    return ClusterSpec(**{**found, **links, "device": DeviceSpec(**found["device"])})
