@@ -26,5 +26,8 @@ def read_cluster(path: Path) -> ClusterSpec:
 
 
 def _built(found: Mapping[str, Any]) -> ClusterSpec:
-    links = {name: Link(**found[name]) for name in ("intra_node", "inter_node")}
-    return ClusterSpec(**{**found, **links, "device": DeviceSpec(**found["device"])})
+    parts: dict[str, Any] = {name: kind(**found[name]) for name, kind in _PARTS.items()}
+    return ClusterSpec(**{**found, **parts})
+
+
+_PARTS: Mapping[str, type[DeviceSpec | Link]] = {"device": DeviceSpec, "intra_node": Link, "inter_node": Link}
