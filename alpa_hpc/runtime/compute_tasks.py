@@ -10,7 +10,7 @@ from jax import lax
 from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.instructions import Layout, Recv, Run
-from alpa_hpc.runtime.outline import AbstractProgram
+from alpa_hpc.runtime.outline import AbstractProgram, distinct
 from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, batch_spec, gradient_spec, layout_of, param_spec, whole_layout
 from alpa_hpc.runtime.tasks import (
@@ -238,9 +238,9 @@ def gather_task(name: str, wire: Layout, wanted: Layout) -> StageTask:
 
 def arriving_tasks(program: AbstractProgram, io: StageIO) -> tuple[StageTask, ...]:
     """The gather and sum tasks that a program runs."""
-    wires = {one.buffer.name: one.target for one in program.distinct() if isinstance(one, Recv)}
+    wires = {one.buffer.name: one.target for one in distinct(program) if isinstance(one, Recv)}
     tasks: dict[str, StageTask] = {}
-    for one in program.distinct():
+    for one in distinct(program):
         if isinstance(one, Run) and one.task not in tasks:
             kind, _, name = one.task.partition(":")
             if kind == "gather":

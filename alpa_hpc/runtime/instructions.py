@@ -122,7 +122,3 @@ class MeshProgram:
     def tag_stride(self) -> int:
         """None."""
         return 0
-
-    def distinct(self) -> tuple[Instruction, ...]:
-        """Every instruction."""
-        return self.instructions

@@ -6,6 +6,7 @@ out, and checks prove those; who only asks what happens (virtual time, memory, w
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, assert_never
 
 from alpa_hpc.runtime.instructions import (
@@ -58,9 +59,10 @@ class AbstractProgram(Protocol):
         """By how much the tags of a microbatch are larger than those of the one before."""
         ...
 
-    def distinct(self) -> tuple[Instruction, ...]:
-        """The instructions without repetitions for other microbatches (or with them)."""
-        ...
+
+def distinct(program: AbstractProgram) -> Iterator[Instruction]:
+    """The instructions of a program, those that microbatches repeat once where it is an outline."""
+    return chain.from_iterable(program.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +90,6 @@ class ProgramOutline:
         yield 0, 0
         yield from ((1 if isinstance(step, Forward) else 2, step.microbatch) for step in self.steps)
         yield 3, 0
-
-    def distinct(self) -> tuple[Instruction, ...]:
-        """See AbstractProgram."""
-        return (*self.first, *self.forward, *self.backward, *self.last)
 
     def written_out(self) -> MeshProgram:
         """The program."""

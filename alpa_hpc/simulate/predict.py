@@ -8,6 +8,7 @@ from alpa_hpc.cluster.collectives import all_reduce
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.runtime.assemble import Assembly
 from alpa_hpc.runtime.instructions import Layout, Run, Send
+from alpa_hpc.runtime.outline import distinct
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.runtime.tasks import Argument, StageTask, reused_inputs
 from alpa_hpc.sharding.breakdown import StageSeconds
@@ -74,7 +75,7 @@ def task_seconds(stage: PricedStage, tasks: Mapping[str, StageTask]) -> Mapping[
 def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
     """Bytes a device of every buffer of a mesh's program, by name; the most where it changes its layout (a gradient, once it is summed)."""
     sizes: dict[str, int] = {}
-    for instruction in assembly.outlines[index].distinct():
+    for instruction in distinct(assembly.outlines[index]):
         if not isinstance(instruction, Run):
             continue
         task = tasks[instruction.task]
