@@ -213,7 +213,7 @@ def unsolved(solver: StageSolver) -> StageSolver:
     """The solver with its built layer problems, and nothing solved or planned."""
     wire.cache_clear()
     minimise._make_plan.cache_clear()
-    return replace(solver, _layers={}, _restored={}, _messages={}, _values={}, _wide={}, solved=SolvedRuns())
+    return replace(solver, _layers={}, _restored={}, _messages={}, _run_values={}, _values={}, _wide={}, solved=SolvedRuns())
 
 
 def planner_run(solver: StageSolver, layers: tuple[int, int]) -> Run:

@@ -40,11 +40,8 @@ class Minimum:
 
     tables: tuple[Table, ...]
     undo: Undo
-
-    @property
-    def left(self) -> frozenset[int]:
-        """The variables that remain."""
-        return frozenset(v for table in self.tables for v in table.scope)
+    left: frozenset[int]
+    """the variables that remain"""
 
 
 def minimise(tables: Sequence[Table], keep: frozenset[int], table_cap: int) -> Minimum:
@@ -61,7 +58,8 @@ def minimise(tables: Sequence[Table], keep: frozenset[int], table_cap: int) -> M
     for step in plan.steps:
         scores.append(np.minimum.reduce(_sum(scores, step), 0))
     left = tuple(Table(tuple(variables[v] for v in scope), np.asarray(scores[slot])) for slot, scope in plan.left)
-    return Minimum(fold_constants(left), Undo(plan, variables, tuple(scores)))
+    remaining = frozenset(variables[v] for _, scope in plan.left for v in scope)
+    return Minimum(fold_constants(left), Undo(plan, variables, tuple(scores)), remaining)
 
 
 def fold_constants(tables: Sequence[Table]) -> tuple[Table, ...]:

@@ -23,6 +23,10 @@ class StageValue:
     fixed_bytes: float
     inflight_bytes: float
 
+    def __add__(self, other: "StageValue") -> "StageValue":
+        """What two runs that follow each other cost together."""
+        return StageValue(self.seconds + other.seconds, self.fixed_bytes + other.fixed_bytes, self.inflight_bytes + other.inflight_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Solved:

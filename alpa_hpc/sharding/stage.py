@@ -76,6 +76,7 @@ class StageSolver:
     _layers: dict[tuple[str, MemoryPrice], Minimum] = field(default_factory=dict)
     _restored: dict[tuple[str, MemoryPrice, tuple[int, ...]], _Restored] = field(default_factory=dict)
     _messages: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], Minimum] = field(default_factory=dict)
+    _run_values: dict[tuple[MemoryPrice, tuple[LayerWiring, ...], tuple[int, ...]], StageValue] = field(default_factory=dict)
     _values: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], StageValue] = field(default_factory=dict)
     _wide: dict[tuple[MemoryPrice, tuple[LayerWiring, ...]], tuple[ChosenLayer, ...]] = field(default_factory=dict)
 
@@ -101,7 +102,7 @@ class StageSolver:
 
     def forget(self) -> None:
         """Drop these tables; `choose` makes those again that it needs."""
-        for tables in (self._layers, self._restored, self._messages):
+        for tables in (self._layers, self._restored, self._messages, self._run_values):
             tables.clear()
 
     @property
@@ -120,7 +121,7 @@ class StageSolver:
         try:
             self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
         except TooWideError:
-            for solved in (self._problems, self._layers, self._restored, self._messages, self._values):
+            for solved in (self._problems, self._layers, self._restored, self._messages, self._run_values, self._values):
                 solved.clear()
             return SpecSpace.NARROW
         else:
@@ -162,14 +163,27 @@ class StageSolver:
         return value
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
-        if sum(float(table.score) for table in self._last(start, wiring, price).tables) == inf:
+        last = self._last(start, wiring, price)
+        if sum(float(table.score) for table in last.tables) == inf:
             return NOTHING
-        values = [layer.value for layer in self._restore(start, wiring, price)]
-        return StageValue(
-            sum(value.seconds for value in values),
-            sum(value.fixed_bytes for value in values),
-            sum(value.inflight_bytes for value in values),
-        )
+        return self._run_value(start, wiring, price, restore(last.undo, {}))
+
+    def _run_value(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice, states: Mapping[int, int]) -> StageValue:
+        """What the best strategies cost by which the ports that leave a run come out in `states`; longer runs go on from the same ones."""
+        key = (price, wiring, tuple(states[port] for port in sorted(self._message(start, wiring, price).left)))
+        if key not in self._run_values:
+            layer, before = self._step_back(start, wiring, price, states)
+            earlier = self._run_value(start, wiring[:-1], price, before) if len(wiring) > 1 else StageValue(0.0, 0.0, 0.0)
+            self._run_values[key] = earlier + layer.value
+        return self._run_values[key]
+
+    def _step_back(
+        self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice, states: Mapping[int, int]
+    ) -> tuple[_Restored, Mapping[int, int]]:
+        """The last layer of a run by the states of the ports that leave it, and with these the states of the ports that enter it."""
+        place = len(wiring) - 1
+        found = restore(self._message(start, wiring, price).undo, states)
+        return self._restore_layer(start + place, wiring[place], place, found, price), found
 
     def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> tuple[StageValue, bool]:
         """The stage as one problem: reductions, elimination under the solver's own cap, the ILP for the rest; and whether it is proven."""
@@ -208,10 +222,12 @@ class StageSolver:
 
     def _restore(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> list[_Restored]:
         """The optimum, layer by layer."""
-        states = restore(self._last(start, wiring, price).undo, {})
+        states: Mapping[int, int] = restore(self._last(start, wiring, price).undo, {})
+        layers: list[_Restored] = []
         for length in range(len(wiring), 0, -1):
-            states = restore(self._message(start, wiring[:length], price).undo, states)
-        return [self._restore_layer(start + place, one, place, states, price) for place, one in enumerate(wiring)]
+            layer, states = self._step_back(start, wiring[:length], price, states)
+            layers.append(layer)
+        return layers[::-1]
 
     def _restore_layer(self, index: int, wiring: LayerWiring, place: int, states: Mapping[int, int], price: MemoryPrice) -> _Restored:
         layer, problem = self._layer(index, price), self.problem(index)
