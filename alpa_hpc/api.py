@@ -28,8 +28,9 @@ from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
-from alpa_hpc.planner.refine import with_exact_memory
-from alpa_hpc.planner.search import SCHEDULES, analytic_seconds, best_partitions, find_candidates, pick, simulate_partition
+from alpa_hpc.planner.refine import modelled
+from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
+from alpa_hpc.planner.simulating import simulated
 from alpa_hpc.runtime.assemble import assemble
 from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import ScheduleKind
@@ -178,10 +179,9 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
     """
     check_compiler(search.check_target)
     pricer = pricer_for(step, cluster, search)
-    table = with_exact_memory(pricer, pricer.price(find_candidates(step, cluster, search)), cluster, search)
-    partitions = best_partitions(table, cluster, step, search)
-    simulated = [simulate_partition(pricer, one, SCHEDULES[schedule], analytic_seconds(pricer)) for one in partitions]
-    chosen = pick(simulated, cluster)
+    found = modelled(pricer, find_candidates(step, cluster, search), search)
+    _, plans = simulated(pricer, found, search, SCHEDULES[schedule])
+    chosen = pick(plans, cluster)
     plan = make_plan(step, chosen, cluster, schedule)
     for text in check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target).mismatches:
         warnings.warn(f"the compiled code is not as planned: {text}", stacklevel=2)

@@ -27,9 +27,10 @@ from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan
-from alpa_hpc.planner.refine import Refinement, unmeasured, with_exact_memory, with_measurements
+from alpa_hpc.planner.refine import Refinement, modelled, with_measurements
 from alpa_hpc.planner.requests import describe_request
-from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick, simulate_partition
+from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
+from alpa_hpc.planner.simulating import simulated
 from alpa_hpc.profile_job import profile_here
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
@@ -38,7 +39,6 @@ from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_do
 from alpa_hpc.report.result import infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
-from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
 from alpa_hpc.training.prepare import Prepared
@@ -144,36 +144,33 @@ def plan_experiment(
     step, cluster, search = made.step, config.cluster, config.search
     candidates = watch.time("candidates", lambda: find_candidates(step, cluster, search))
     pricer = pricer_for(step, cluster, search, read_solutions(paths.solutions))
-    watch.time("problems", lambda: pricer.build(watch.counted(candidates)))
-    table = watch.time("solve", lambda: pricer.price(watch.counted(candidates)))
-    write_solutions(paths.solutions, pricer.learnt)
-    table = watch.time("stage_dp", lambda: with_exact_memory(pricer, table, cluster, search))
+    found = modelled(pricer, candidates, search, watch.time)
     profiler = StoreProfiler(paths, cost_store(config, paths), functools.partial(launcher.profile, paths), launcher.num_shares)
-    refinement = watch.time("profile", lambda: refine(config, pricer, table, profiler))
-    seconds_of, schedule = refinement.seconds_of(pricer), SCHEDULES[config.schedule.kind]
-    simulated = watch.time("simulate", lambda: [simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions])
-    chosen = pick(simulated, cluster)
+    refinement = watch.time("profile", lambda: refine(config, pricer, found, profiler))
+    schedule = SCHEDULES[config.schedule.kind]
+    refinement, plans = watch.time("simulate", lambda: simulated(pricer, refinement, search, schedule))
+    write_solutions(paths.solutions, pricer.learnt)
+    chosen = pick(plans, cluster)
     plan = watch.time("programs", lambda: make_plan(step, chosen, cluster, config.schedule.kind))
     submeshes = [stage.submesh for stage in plan.stages]
     checked = watch.time("check", lambda: check_plan_code(chosen.assembly, submeshes, search.check_target))
     counts = profiler.num_new, profiler.num_reused
-    return plan, PlanningRecord(search, candidates, pricer, refinement, simulated, chosen, seconds_of, *counts, checked)
+    return plan, PlanningRecord(search, candidates, pricer, refinement, plans, chosen, refinement.seconds_of(pricer), *counts, checked)
 
 
-def refine(config: ExperimentConfig, pricer: StagePricer, table: CostTable, profiler: StoreProfiler) -> Refinement:
-    """The table as it is, or with the best few measured."""
-    cluster, search = config.cluster, config.search
+def refine(config: ExperimentConfig, pricer: StagePricer, found: Refinement, profiler: StoreProfiler) -> Refinement:
+    """What was found by modelled costs as it is, or with the best few measured."""
     match config.profiling.source:
         case CostSource.ANALYTIC:
-            return unmeasured(pricer, table, cluster, search)
+            return found
         case CostSource.MEASURED:
             describe = functools.partial(
                 describe_request,
-                device_kind=cluster.device.kind,
+                device_kind=config.cluster.device.kind,
                 versions=software_versions(),
                 xla_flags=site_environment(config.site, os.environ)["XLA_FLAGS"],
                 extent=config.profiling.extent,
-                cluster_name=cluster.name,
+                cluster_name=config.cluster.name,
             )
             rounds, tasks = config.profiling.max_rounds, config.profiling.tasks_per_round
-            return with_measurements(pricer, table, cluster, search, profiler, describe, max_rounds=rounds, tasks_per_round=tasks)
+            return with_measurements(pricer, found, config.search, profiler, describe, max_rounds=rounds, tasks_per_round=tasks)

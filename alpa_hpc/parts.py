@@ -17,8 +17,9 @@ from alpa_hpc.planner.search import SCHEDULES, seconds_on
 from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.stages.options import with_layers_for
+from alpa_hpc.timed import Timed, untimed
 from alpa_hpc.training.data import DataSource, open_data
-from alpa_hpc.training.prepare import Prepared, Timed, prepare, untimed
+from alpa_hpc.training.prepare import Prepared, prepare
 
 
 def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:

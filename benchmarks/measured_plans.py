@@ -43,7 +43,7 @@ from alpa_hpc.parts import prepared
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan
-from alpa_hpc.planner.refine import unmeasured, with_exact_memory
+from alpa_hpc.planner.refine import modelled
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, analytic_seconds, find_candidates, pick, simulate_partition, simulate_stages
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.stage import Stage
@@ -201,8 +201,7 @@ def searched(made: Prepared, cluster: ClusterSpec, name: str, num_microbatches: 
     search = config_for(cluster.name, num_microbatches, runs, f"search={name}", "search.remat=search").search
     try:
         pricer = pricer_for(made.step, cluster, search, {})
-        table = with_exact_memory(pricer, pricer.price(find_candidates(made.step, cluster, search)), cluster, search)
-        partitions = unmeasured(pricer, table, cluster, search).partitions
+        partitions = modelled(pricer, find_candidates(made.step, cluster, search), search).partitions
     except InfeasibleError:
         return None
     simulate = partial(simulate_partition, pricer, schedule=SCHEDULES[SCHEDULE], seconds_of=analytic_seconds(pricer))

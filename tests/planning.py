@@ -6,7 +6,8 @@ from functools import cache
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.models.gpt import GPT
-from alpa_hpc.planner.refine import Refinement, unmeasured, with_exact_memory
+from alpa_hpc.planner.evidence import NO_EVIDENCE
+from alpa_hpc.planner.refine import Refinement, settle
 from alpa_hpc.planner.search import find_candidates
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.cost_table import CostTable
@@ -59,8 +60,7 @@ class Planned:
 
     def refinement(self) -> Refinement:
         """The best partitions by modelled seconds, memory counted exactly."""
-        exact = with_exact_memory(self.pricer, self.table, self.cluster, self.search)
-        return unmeasured(self.pricer, exact, self.cluster, self.search)
+        return settle(self.pricer, self.table, self.search, NO_EVIDENCE)
 
 
 @cache

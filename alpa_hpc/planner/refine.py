@@ -8,12 +8,14 @@ Looks hold for every cell whose layers and strategies are the same, so equal sta
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import assert_never
 
-from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
+from alpa_hpc.cluster.hardware import Submesh
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.planner.evidence import NO_EVIDENCE, Evidence, Look, NotMeasured, Signature, measured_seconds, pace_of
+from alpa_hpc.planner.opening import all_bounds, bounds_of, first_table, opened
 from alpa_hpc.planner.requests import ProfileRequest
 from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions, chosen_stage, find_candidates
 from alpa_hpc.profiling.outcome import Failed, MeasuredTasks, MeasuredWork, Outcome, Unmeasured
@@ -21,10 +23,12 @@ from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.breakdown import StageSeconds
 from alpa_hpc.sharding.wiring import wire
 from alpa_hpc.sharding.workspace import chosen_workspace
+from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
 from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
+from alpa_hpc.timed import Timed, untimed
 
 MOST_LOOKS = 60  # proposals that are looked at before the last one is taken as it is
 
@@ -35,8 +39,9 @@ Describe = Callable[[StageChoice, Stage], ProfileRequest]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refinement:
-    """The corrected table, the partitions it gives, and the evidence behind it."""
+    """The analytic table as far as it was opened, the corrected one, the partitions that this gives, and the evidence behind it."""
 
+    analytic: CostTable
     table: CostTable
     partitions: tuple[StagePartition, ...]
     evidence: Evidence
@@ -62,37 +67,42 @@ def option_signature(pricer: StagePricer, start: int, stop: int, submesh: Submes
     return Signature(wire(pricer.step, start, stop), submesh, option.shape, option.remat, option.variant)
 
 
-def with_exact_memory(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions) -> CostTable:
-    """Count the temporary arrays of proposed stages exactly, until what the DP proposes is counted so."""
-    return settle(pricer, table, cluster, search, NO_EVIDENCE).table
+def modelled(pricer: StagePricer, candidates: Sequence[StageCandidate], search: SearchOptions, timed: Timed = untimed) -> Refinement:
+    """The best partitions among the candidates by modelled costs, memory counted exactly. Raises InfeasibleError where nothing fits."""
+    table = timed("bounds", lambda: first_table(pricer, candidates, search))
+    return settle(pricer, table, search, NO_EVIDENCE, timed)
 
 
-def unmeasured(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions) -> Refinement:
-    """The table as it is, and the best partitions by it."""
-    return propose(pricer, table, cluster, search, NO_EVIDENCE)
-
-
-def settle(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions, evidence: Evidence) -> Refinement:
+def settle(pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed) -> Refinement:
     """Look at what the DP proposes, until it proposes nothing that has not been looked at. `table` is the analytic one."""
-    current = propose(pricer, table, cluster, search, evidence)
+    current = propose(pricer, table, search, evidence, timed)
     for _ in range(MOST_LOOKS):
         new = _choices_missing(pricer, current.partitions, current.evidence.looks)
         if not new:
             break
-        current = propose(pricer, table, cluster, search, looked_at(pricer, new, current.evidence))
+        evidence = timed("looks", partial(looked_at, pricer, new, current.evidence))
+        current = propose(pricer, current.analytic, search, evidence, timed)
     return current
 
 
-def propose(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions, evidence: Evidence) -> Refinement:
-    """The table with every option as it stands by the evidence, and its best partitions.
+def propose(pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed) -> Refinement:
+    """The table with every option as it stands by the evidence, and its best partitions; bounds are opened until these hold none.
 
     Raises InfeasibleError where there is none; it says what failed, where that may be why.
     """
-    current = corrected(pricer, table, evidence)
-    try:
-        return Refinement(current, best_partitions(current, cluster, pricer.step, search), evidence, 0)
-    except InfeasibleError as error:
-        raise InfeasibleError(f"{error}{_what_failed(evidence)}", error.missing_bytes) from error
+    while True:
+        current = corrected(pricer, table, evidence)
+        try:
+            partitions = timed("stage_dp", partial(best_partitions, current, pricer.cluster, pricer.step, search))
+        except InfeasibleError as error:
+            asked = all_bounds(current)  # what is missing is told by what stages really need
+            if not asked:
+                raise InfeasibleError(f"{error}{_what_failed(evidence)}", error.missing_bytes) from error
+        else:
+            asked = bounds_of(partitions)
+            if not asked:
+                return Refinement(table, current, partitions, evidence, 0)
+        table = timed("solve", partial(opened, pricer, table, asked))
 
 
 def _what_failed(evidence: Evidence) -> str:
@@ -128,24 +138,26 @@ def looked_at(pricer: StagePricer, choices: Mapping[Signature, StageChoice], evi
 
 def corrected(pricer: StagePricer, table: CostTable, evidence: Evidence) -> CostTable:
     """The table with every option as it stands by the evidence; those that failed are gone."""
-    failed = evidence.failed
+    failed, least = evidence.failed, evidence.pace.least
 
     def stand(cell: Cell, options: Sequence[StageOption]) -> tuple[StageOption, ...]:
-        named = ((option_signature(pricer, *cell, one), one) for one in options)
-        return tuple(evidence.correct(name, one) for name, one in named if name not in failed)
+        bounds = (replace(one, seconds=one.seconds * least) for one in options if one.is_bound)
+        named = ((option_signature(pricer, *cell, one), one) for one in options if not one.is_bound)
+        return (*(evidence.correct(name, one) for name, one in named if name not in failed), *bounds)
 
     return table.updated({cell: stand(cell, options) for cell, options in table.options.items()})
 
 
-def reopened(pricer: StagePricer, table: CostTable, cluster: ClusterSpec, search: SearchOptions, failed: Set[Signature]) -> CostTable:
+def reopened(pricer: StagePricer, table: CostTable, search: SearchOptions, failed: Set[Signature]) -> CostTable:
     """The analytic table with further options in cells that lost some: those that were left out as never better than the failed ones."""
     poorer = {
         cell: options for cell, options in table.options.items() if any(option_signature(pricer, *cell, one) in failed for one in options)
     }
+    closed = {(cell, one.shape, one.remat) for cell, options in poorer.items() for one in options if one.is_bound}
     found: dict[Cell, list[StageOption]] = {cell: [] for cell in poorer}
-    for candidate in find_candidates(pricer.step, cluster, search):
+    for candidate in find_candidates(pricer.step, pricer.cluster, search):
         cell = (candidate.start, candidate.stop, candidate.submesh)
-        if cell in found:
+        if cell in found and (cell, candidate.shape, candidate.remat) not in closed:
             found[cell] += [one for one in pricer.options(candidate) if option_signature(pricer, *cell, one) not in failed]
     return table.updated({cell: (*options, *_others(options, found[cell])) for cell, options in poorer.items()})
 
@@ -158,8 +170,7 @@ def _others(options: Sequence[StageOption], found: Sequence[StageOption]) -> tup
 
 def with_measurements(
     pricer: StagePricer,
-    table: CostTable,
-    cluster: ClusterSpec,
+    first: Refinement,
     search: SearchOptions,
     profiler: Profiler,
     describe: Describe,
@@ -167,21 +178,22 @@ def with_measurements(
     max_rounds: int,
     tasks_per_round: int,
 ) -> Refinement:
-    """Measure what the DP proposes until its best partition is measured throughout, or `max_rounds` are over.
+    """Measure what the DP proposes, `first` to begin with, until its best partition is measured throughout, or `max_rounds` are over.
 
     A round times at most `tasks_per_round` stages, those of the best partition first. A stage that cannot run is out from then on; one
     that nobody could measure keeps its modelled seconds, and is not asked for again. Raises InfeasibleError where too much has failed.
     """
-    current = settle(pricer, table, cluster, search, NO_EVIDENCE)
+    current = first
     for round_number in range(max_rounds):
         asked = {**current.evidence.measured, **current.evidence.not_measured}
         if not _choices_missing(pricer, current.partitions[:1], asked):
             return replace(current, num_rounds=round_number)
         wanted = dict(islice(_choices_missing(pricer, current.partitions, asked).items(), tasks_per_round))
         evidence = measure(pricer, wanted, looked_at(pricer, wanted, current.evidence), profiler, describe)
+        table = current.analytic
         if evidence.failed != current.evidence.failed:
-            table = reopened(pricer, table, cluster, search, evidence.failed)
-        current = settle(pricer, table, cluster, search, evidence)
+            table = reopened(pricer, table, search, evidence.failed)
+        current = settle(pricer, table, search, evidence)
     return replace(current, num_rounds=max_rounds)
 
 

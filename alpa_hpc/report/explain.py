@@ -14,8 +14,9 @@ def overview_lines(planning: Row) -> list[str]:
     """The plan as a whole."""
     chosen, counts = chosen_plan(planning), planning["counts"]
     num_devices = sum(map(len, chosen["devices"]))
+    priced = counts.get("candidates_priced", counts["candidates"])  # a run of an older version priced all of them
     return [
-        f"search      {planning['search']}: {counts['candidates']} candidates, {len(planning['plans'])} plans simulated",
+        f"search      {planning['search']}: {counts['candidates']} candidates, {priced} priced, {len(planning['plans'])} plans simulated",
         f"plan        number of stages: {len(chosen['stages'])}, of layers: {counts['layers']}, of devices: {num_devices}, "
         f"of microbatches: {planning['num_microbatches']}",
         f"step        {seconds_words(planning['predicted_step_seconds'])} simulated, {planning['predicted_pflops']:.4g} PFLOPS, "

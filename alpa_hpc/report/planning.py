@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.planner.opening import all_bounds
 from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.search import SecondsOf, SimulatedPlan, refused_families
 from alpa_hpc.profiling.outcome import Failed, Unmeasured
@@ -91,6 +92,7 @@ def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:
         "layers": len(step.layers),
         "distinct_layers": len({layer.key for layer in step.layers}),
         "candidates": len(record.candidates),
+        "candidates_priced": len(record.candidates) - len(all_bounds(record.refinement.analytic)),
         "distinct_problems": record.pricer.num_problems,
         "distinct_runs_solved": record.pricer.num_runs,
         "distinct_runs_known": record.pricer.num_known,

@@ -102,6 +102,12 @@ def assignments(rule: OpRule, mesh: MeshShape) -> tuple[Assignment, ...]:
     return tuple((first, second) for first in options[0] for second in options[1] if _divides(rule, (first, second), mesh))
 
 
+@lru_cache(maxsize=4096)
+def most_devices(rule: OpRule, mesh: MeshShape) -> int:
+    """Over how many devices the work of an operator can be divided."""
+    return max(split_of(tuple(axis for axis in AXES if chosen[axis] != NONE), mesh) for chosen in assignments(rule, mesh))
+
+
 def _divides(rule: OpRule, assignment: Assignment, mesh: MeshShape) -> bool:
     for factor in set(assignment) - {NONE}:
         axes = tuple(axis for axis in AXES if assignment[axis] == factor)

@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 
+BY_FLOP, BY_LAYERS = -2, -1  # StageOption.variant of bounds: by the FLOP of contractions; by the optima of layers, each by itself
+
 Cell = tuple[int, int, Submesh]  # layers [start, stop) on a submesh
 
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
     """One way to run a stage. Seconds of its mesh, bytes a device; `variant` numbers the Pareto points of one shape and remat choice.
+
+    A negative variant is a bound: no way to run the stage with this shape and remat choice takes less of anything (see `planner.opening`).
 
     seconds:         forward and backward of one microbatch
     seconds_once:    gradient synchronisation and update, once an iteration
@@ -37,6 +41,11 @@ class StageOption:
     def __post_init__(self) -> None:
         numbers = (self.seconds, self.seconds_once, self.fixed_bytes, self.inflight_bytes, self.workspace_bytes)
         assert all(number >= 0 for number in numbers), f"seconds and bytes are never negative (or NaN): {self}"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it stands for options that are not priced yet."""
+        return self.variant < 0
 
     def peak_bytes(self, num_in_flight: int) -> float:
         """Bytes a device needs at most while `num_in_flight` microbatches are between their forward and their backward."""

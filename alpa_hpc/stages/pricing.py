@@ -15,13 +15,14 @@ from alpa_hpc.cluster.mesh import logical_mesh
 from alpa_hpc.ir.flops import aval_bytes, jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.least_work import least_seconds
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.sharding.solved import Solved, SolvedRuns
 from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestricted
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
-from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption, pareto
+from alpa_hpc.stages.cost_table import BY_FLOP, Cell, CostTable, StageOption, pareto
 
 PRICE_FACTORS = (0.0, 0.02, 0.05, 0.1, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
 MOST_KEPT_BYTES = 2 * 2**30  # of tables of solved meshes; the few that are chosen from are made again
@@ -42,6 +43,7 @@ class StagePricer:
     solved: SolvedRuns = field(default_factory=SolvedRuns)
     _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
+    _least: dict[tuple[str, MeshShape, bool], float] = field(default_factory=dict)
 
     def solver(self, submesh: Submesh, shape: MeshShape, *, remat: bool) -> StageSolver:
         """The sharding solver of a mesh."""
@@ -79,23 +81,19 @@ class StagePricer:
         """Those of them that went to the general solver whole."""
         return sum(solver.num_wide for solver in self._solvers.values())
 
-    def build(self, candidates: Iterable[StageCandidate]) -> None:
-        """Build every layer problem that the candidates need and whose solution is not known; `price` then only solves."""
-        for candidate in candidates:
-            solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
-            prices = (self.memory_price(variant) for variant in range(len(PRICE_FACTORS)))
-            if not all(solver.knows(candidate.start, candidate.stop, price) for price in prices):
-                for index in range(candidate.start, candidate.stop):
-                    solver.problem(index)
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the tables that solvers keep, from which strategies are read back."""
+        return sum(solver.kept_bytes for solver in self._solvers.values())
 
     def price(self, candidates: Iterable[StageCandidate]) -> CostTable:
         """The cost table of all candidates that can be run; where those of a mesh follow each other (`by_mesh`), memory stays in bounds."""
         cells: dict[Cell, list[StageOption]] = {}
-        before, kept = None, 0
+        before = None
         for candidate in candidates:
             solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
-            if before is not None and before is not solver:
-                kept = _keep_or_forget(before, kept)
+            if before is not None and before is not solver and self.kept_bytes > MOST_KEPT_BYTES:
+                before.forget()
             before = solver
             options = self.options(candidate)
             if options:
@@ -116,6 +114,33 @@ class StagePricer:
                 options.append(StageOption(candidate.shape, candidate.remat, variant, seconds, 0.0, *bytes_, measured=False))
         return pareto(options)
 
+    def bounds(self, candidates: Iterable[StageCandidate]) -> CostTable:
+        """A bound in place of each candidate's options, by FLOP, for which no sharding problem is built."""
+        cells: dict[Cell, list[StageOption]] = {}
+        for candidate in candidates:
+            bound = self.bound(candidate, BY_FLOP)
+            cells.setdefault((candidate.start, candidate.stop, candidate.submesh), []).append(bound)
+        table = {cell: tuple(options) for cell, options in cells.items()}
+        return CostTable(len(self.step.layers), table, boundary_bytes(self.step))
+
+    def bound(self, candidate: StageCandidate, kind: int) -> StageOption:
+        """What no option of a candidate goes below: seconds by `kind` (BY_FLOP or BY_LAYERS), bytes by its share of the state alone."""
+        layers = range(candidate.start, candidate.stop)
+        seconds = sum(self._by_flop(index, candidate) if kind == BY_FLOP else self._by_itself(index, candidate) for index in layers)
+        held = sum(state_bytes(self.step)[index] for index in layers) / candidate.shape.num_devices
+        return StageOption(candidate.shape, candidate.remat, kind, seconds, 0.0, held, 0.0, 0.0, measured=False)
+
+    def _by_flop(self, index: int, candidate: StageCandidate) -> float:
+        key = (self.step.layers[index].key, candidate.shape, candidate.remat)
+        if key not in self._least:
+            self._least[key] = least_seconds(self.step.layers[index], candidate.shape, self.cluster.device, remat=candidate.remat)
+        return self._least[key]
+
+    def _by_itself(self, index: int, candidate: StageCandidate) -> float:
+        """The optimum of a layer with whatever specs it likes at its border, memory free."""
+        solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
+        return solver.value(index, index + 1, self.memory_price(0)).seconds / self.step.num_microbatches
+
     def workspace(self, index: int, candidate: StageCandidate) -> float:
         """Bytes a device that a layer needs while it runs, were everything split evenly (exact only once strategies are chosen)."""
         layer = self.step.layers[index]
@@ -127,6 +152,7 @@ class StagePricer:
 
     def memory_price(self, variant: int) -> MemoryPrice:
         """What a byte is worth, in seconds an iteration."""
+        assert variant >= 0, "bounds have no price"
         price = PRICE_FACTORS[variant] * ideal_seconds(self.step, self.cluster) / self.cluster.device.memory
         return MemoryPrice(price, price * MICROBATCHES_IN_FLIGHT)
 
@@ -139,15 +165,6 @@ class StagePricer:
 def by_mesh(candidates: Iterable[StageCandidate]) -> tuple[StageCandidate, ...]:
     """The candidates, mesh after mesh, otherwise in the same order."""
     return tuple(sorted(candidates, key=lambda one: (one.submesh, one.shape, one.remat)))
-
-
-def _keep_or_forget(solver: StageSolver, kept_bytes: int) -> int:
-    """Have a solver that is done drop its tables if all that is kept were too much otherwise; how much is kept then."""
-    more = kept_bytes + solver.kept_bytes
-    if more <= MOST_KEPT_BYTES:
-        return more
-    solver.forget()
-    return kept_bytes
 
 
 @lru_cache(maxsize=64)
@@ -172,6 +189,7 @@ def boundary_bytes(step: LayeredStep) -> tuple[float, ...]:
     )
 
 
+@lru_cache(maxsize=64)
 def state_bytes(step: LayeredStep) -> Mapping[int, float]:
     """For each layer, bytes of the state it owns and of its gradient accumulators: what its devices hold at the very least."""
     seen: set[int] = set()

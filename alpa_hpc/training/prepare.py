@@ -1,11 +1,10 @@
 """(Model, options) -> the traced train step and its layers: what the planning job, profiling tasks and ranks all derive for themselves."""
 
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
 
 import jax
 
@@ -14,26 +13,11 @@ from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import Clustering, LayerOptions
+from alpa_hpc.timed import Timed, untimed
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.optimiser import build_optimiser
 from alpa_hpc.training.options import TrainingOptions
 from alpa_hpc.training.step import TrainStep, build_train_step
-
-Result = TypeVar("Result")
-
-
-class Timed(Protocol):
-    """Runs a step that has a name, and gives what it gives; who calls may want its seconds."""
-
-    def __call__(self, name: str, step: Callable[[], Result]) -> Result:
-        """Run `step`."""
-        ...
-
-
-def untimed(name: str, step: Callable[[], Result]) -> Result:
-    """Run a step whose seconds nobody wants."""
-    del name
-    return step()
 
 
 @contextmanager

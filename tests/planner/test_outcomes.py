@@ -46,7 +46,7 @@ def work(request: ProfileRequest) -> MeasuredWork:
 def refined(lab: Lab, cluster: ClusterSpec = CLUSTER, *, extent: Extent = Extent.LONE, max_rounds: int = 20) -> Refinement:
     one = planned(cluster)
     describe_it = describe if extent is Extent.LONE else describe_mesh
-    return with_measurements(one.pricer, one.table, cluster, SEARCH, lab, describe_it, max_rounds=max_rounds, tasks_per_round=8)
+    return with_measurements(one.pricer, one.refinement(), SEARCH, lab, describe_it, max_rounds=max_rounds, tasks_per_round=8)
 
 
 def labels(partition: StagePartition) -> list[tuple[int, int, Submesh, MeshShape]]:
@@ -86,7 +86,7 @@ def test_options_that_lost_against_a_failed_one_are_tried_after_it():
     def answer(request: ProfileRequest) -> Outcome:
         return Failed("no") if request.stage.shape in broken else work(request)
 
-    analytic = propose(planned().pricer, planned().table, CLUSTER, SEARCH, NO_EVIDENCE)
+    analytic = propose(planned().pricer, planned().table, SEARCH, NO_EVIDENCE)
     known = {signature(planned().pricer, choice) for choice in options_of(planned())}
     broken = {choice.option.shape for partition in analytic.partitions for choice in partition.stages}
     found = refined(Lab(answer))
@@ -106,7 +106,7 @@ def test_an_infeasible_table_without_failures_says_nothing_of_them():
     one = planned()
     empty = one.table.updated(dict.fromkeys(one.table.options, ()))
     with pytest.raises(InfeasibleError) as caught:
-        propose(one.pricer, empty, CLUSTER, SEARCH, NO_EVIDENCE)
+        propose(one.pricer, empty, SEARCH, NO_EVIDENCE)
     assert "failed" not in str(caught.value)
 
 
@@ -116,7 +116,7 @@ def test_an_infeasible_table_without_failures_says_nothing_of_them():
 def test_what_nobody_could_measure_stays_as_modelled_and_is_asked_for_once():
     lab = Lab(lambda request: Unmeasured("no 2 nodes within 60 minutes"))
     found = refined(lab)
-    analytic = settle(planned().pricer, planned().table, CLUSTER, SEARCH, NO_EVIDENCE)
+    analytic = settle(planned().pricer, planned().table, SEARCH, NO_EVIDENCE)
     assert found.partitions == analytic.partitions
     assert not any(choice.option.measured for choice in found.partitions[0].stages)
     assert len(lab.asked) == len({one.key for one in lab.asked}) > 0

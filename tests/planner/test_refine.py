@@ -16,7 +16,6 @@ from alpa_hpc.planner.refine import (
     propose,
     settle,
     signature,
-    with_exact_memory,
     with_measurements,
 )
 from alpa_hpc.planner.requests import ProfileRequest, describe_request, requests_from_json, requests_to_json
@@ -53,7 +52,7 @@ class FakeProfiler:
 def measured(profiler: FakeProfiler, *, max_rounds: int = 20, tasks_per_round: int = 8) -> Refinement:
     one = planned()
     return with_measurements(
-        one.pricer, one.table, CLUSTER, SEARCH, profiler, describe, max_rounds=max_rounds, tasks_per_round=tasks_per_round
+        one.pricer, one.refinement(), SEARCH, profiler, describe, max_rounds=max_rounds, tasks_per_round=tasks_per_round
     )
 
 
@@ -76,7 +75,7 @@ def iteration(option: StageOption) -> float:
 
 def test_exact_memory_only_raises_workspace_and_is_exact_for_what_is_proposed():
     one = planned()
-    exact = with_exact_memory(one.pricer, one.table, CLUSTER, SEARCH)
+    exact = settle(one.pricer, one.table, SEARCH, NO_EVIDENCE).table
     assert exact.options.keys() == one.table.options.keys()
     raised = 0
     for cell, options in exact.options.items():
@@ -139,8 +138,8 @@ def test_a_stage_measured_ten_times_as_slow_makes_the_best_partition_slower():
     evidence = refinement.evidence
     slow = signature(one.pricer, refinement.partitions[0].stages[0])
     tenfold = {**evidence.measured, slow: scaled(evidence.measured[slow], 10)}
-    same = propose(one.pricer, one.table, CLUSTER, SEARCH, evidence)
-    worse = propose(one.pricer, one.table, CLUSTER, SEARCH, replace(evidence, measured=tenfold))
+    same = propose(one.pricer, one.table, SEARCH, evidence)
+    worse = propose(one.pricer, one.table, SEARCH, replace(evidence, measured=tenfold))
     assert same.partitions[0].objective_seconds == pytest.approx(refinement.partitions[0].objective_seconds)
     assert worse.partitions[0].objective_seconds > 1.01 * same.partitions[0].objective_seconds
 
@@ -179,7 +178,7 @@ def test_unmeasured_options_keep_their_communication_and_an_unseen_one_never_sta
 def test_what_is_proposed_in_the_end_was_looked_at():
     one, (refinement, _) = planned(), measured_to_the_end()
     assert refinement.evidence.pace.work != 1.0 and refinement.evidence.pace.communication == 1.0
-    settled = settle(one.pricer, one.table, CLUSTER, SEARCH, refinement.evidence)
+    settled = settle(one.pricer, one.table, SEARCH, refinement.evidence)
     assert settled.partitions == refinement.partitions
     for partition in settled.partitions:
         assert all(signature(one.pricer, choice) in settled.evidence.looks for choice in partition.stages)

@@ -12,7 +12,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.options import Clustering, LayerOptions
 from alpa_hpc.models.gpt import GPT
 from alpa_hpc.planner.families import pricer_for
-from alpa_hpc.planner.refine import unmeasured, with_exact_memory
+from alpa_hpc.planner.refine import modelled
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, analytic_seconds, find_candidates, pick, simulate_partition
 from alpa_hpc.report.planning import stage_rows
 from alpa_hpc.report.words import stage_words
@@ -59,8 +59,7 @@ def step_for(layers: LayerOptions, clustering: Clustering) -> LayeredStep:
 def plan(search: SearchOptions, cluster: ClusterSpec = CLUSTER) -> Found:
     step = step_for(with_layers_for(LAYERS, search, cluster.num_devices), search.clustering)
     pricer = pricer_for(step, cluster, search)
-    table = with_exact_memory(pricer, pricer.price(find_candidates(step, cluster, search)), cluster, search)
-    partitions = unmeasured(pricer, table, cluster, search).partitions
+    partitions = modelled(pricer, find_candidates(step, cluster, search), search).partitions
     schedule = SCHEDULES[ScheduleKind.ONE_F_ONE_B]
     chosen = pick([simulate_partition(pricer, one, schedule, analytic_seconds(pricer)) for one in partitions], cluster)
     return Found(chosen, partitions[0].objective_seconds, partitions[0].lower_bound)

@@ -33,7 +33,7 @@ def plan(seconds: float, stage_bytes: list[int], *, chosen: bool = False) -> dic
 
 PLANNING: dict[str, Any] = {
     "search": "megatron",
-    "counts": {"candidates": 12, "layers": 4},
+    "counts": {"candidates": 12, "candidates_priced": 5, "layers": 4},
     "num_microbatches": 8,
     "predicted_step_seconds": 0.5,
     "predicted_pflops": 0.25,
@@ -56,7 +56,7 @@ PLANNING: dict[str, Any] = {
 
 def test_the_whole_plan_is_told_with_its_bound() -> None:
     text = "\n".join(overview_lines(PLANNING))
-    assert "megatron: 12 candidates, 3 plans simulated" in text
+    assert "megatron: 12 candidates, 5 priced, 3 plans simulated" in text
     assert "number of stages: 2, of layers: 4, of devices: 3, of microbatches: 8" in text
     assert "500.00 ms simulated, 0.25 PFLOPS, 83.33 TFLOPS a device" in text
     assert "510.00 ms by Eq. 2, and no plan of this search has less than 500.00 ms (gap 2 %)" in text

@@ -24,7 +24,8 @@ def blank(label: str, outcome: Failed | Unmeasured) -> NotMeasured:
 def refinement(*blanks: NotMeasured) -> Refinement:
     names = [Signature((), Submesh(1, 1), MeshShape(1, 1), False, number) for number in range(len(blanks))]
     evidence = replace(NO_EVIDENCE, not_measured=dict(zip(names, blanks, strict=True)))
-    return Refinement(CostTable(1, {}, (0.0,)), (), evidence, 1)
+    table = CostTable(1, {}, (0.0,))
+    return Refinement(table, table, (), evidence, 1)
 
 
 def test_each_request_stands_once_with_its_outcome():

@@ -20,7 +20,6 @@ PAIR = replace(CLUSTER, num_nodes=1, devices_per_node=2, device=replace(CLUSTER.
 def priced(step: LayeredStep, solved: SolvedRuns, cluster: ClusterSpec = PAIR) -> tuple[StagePricer, CostTable]:
     candidates = find_candidates(step, cluster, SEARCH)
     pricer = StagePricer(step, cluster, solved=solved)
-    pricer.build(candidates)
     return pricer, pricer.price(candidates)
 
 

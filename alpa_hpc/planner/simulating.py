@@ -1,0 +1,58 @@
+"""Refinement -> its partitions as programs in virtual time; where one does not fit by these, its memory is corrected, and others are found.
+
+The stage DP counts a stage's memory as a sum of what it holds and the most that a task needs; a program knows what of it meets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alpa_hpc.errors import InfeasibleError
+from alpa_hpc.planner.evidence import Evidence
+from alpa_hpc.planner.refine import Refinement, settle, signature
+from alpa_hpc.planner.search import SimulatedPlan, simulate_partition
+from alpa_hpc.runtime.schedule import AbstractSchedule
+from alpa_hpc.stages.objective import StageChoice, StagePartition, one_forward_one_backward
+from alpa_hpc.stages.options import SearchOptions
+from alpa_hpc.stages.pricing import StagePricer
+
+MOST_ROUNDS = 8  # of corrections, before the plans are taken as they are
+
+
+def simulated(
+    pricer: StagePricer, refinement: Refinement, search: SearchOptions, schedule: AbstractSchedule
+) -> tuple[Refinement, tuple[SimulatedPlan, ...]]:
+    """The refinement's partitions simulated, and the refinement itself; both corrected until all partitions fit that are still proposed."""
+    plans = _simulate_all(pricer, refinement, schedule)
+    for _ in range(MOST_ROUNDS):
+        evidence = _with_peaks(pricer, refinement.evidence, plans)
+        if evidence is refinement.evidence:
+            break
+        try:
+            refinement = settle(pricer, refinement.analytic, search, evidence)
+        except InfeasibleError:
+            break  # `pick` takes one of these plans, or says what is missing
+        plans = _simulate_all(pricer, refinement, schedule)
+    return refinement, plans
+
+
+def _simulate_all(pricer: StagePricer, refinement: Refinement, schedule: AbstractSchedule) -> tuple[SimulatedPlan, ...]:
+    seconds_of = refinement.seconds_of(pricer)
+    return tuple(simulate_partition(pricer, one, schedule, seconds_of) for one in refinement.partitions)
+
+
+def _with_peaks(pricer: StagePricer, evidence: Evidence, plans: Sequence[SimulatedPlan]) -> Evidence:
+    """The evidence with more workspace for stages that the simulation found too large for a device; the same where there is none."""
+    looks = dict(evidence.looks)
+    for plan in plans:
+        for choice, peak in zip(plan.partition.stages, plan.stage_bytes, strict=True):
+            one, missed = signature(pricer, choice), peak - _thought(pricer, plan.partition, choice)
+            if peak > pricer.cluster.device.memory and missed > 0:
+                known = looks[one].workspace_bytes
+                looks[one] = replace(looks[one], workspace_bytes=max(known, choice.option.workspace_bytes + missed))
+    return evidence if looks == evidence.looks else replace(evidence, looks=looks)
+
+
+def _thought(pricer: StagePricer, partition: StagePartition, choice: StageChoice) -> float:
+    """Bytes a device that the stage DP counts for a stage of a partition."""
+    stages_to_end = len(partition.stages) - partition.stages.index(choice)
+    return choice.option.peak_bytes(one_forward_one_backward(stages_to_end, pricer.step.num_microbatches))
