@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,6 @@ SILENT_SECONDS = 4.0  # a step that is done by then says nothing
 SECONDS_BETWEEN = 10.0
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 Tell = Callable[[str], None]
 
 
@@ -24,48 +23,31 @@ def tell_person(line: str) -> None:
     sys.stderr.flush()
 
 
-@dataclass(slots=True, eq=False)
-class _Count:
-    """How far the step in hand has come; `total` is 0 where it does not count."""
-
-    done: int = 0
-    total: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Stopwatch:
     """Times steps; a step taken several times adds up. What takes more than some seconds tells so now and then."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     tell: Tell = tell_person
-    _count: _Count = field(default_factory=_Count)
 
     def time(self, name: str, step: Callable[[], Result]) -> Result:
         """Run `step`, note its seconds under `name`, and return what it gives."""
         began = time.perf_counter()
-        self._count.done = self._count.total = 0
-        with _telling(name, self._count, self.tell):
+        with _telling(name, self.tell):
             result = step()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
         return result
 
-    def counted(self, items: Sequence[Item]) -> Iterator[Item]:
-        """The items, counted as the step in hand goes through them: so it can tell how much is left."""
-        self._count.done, self._count.total = 0, len(items)
-        for item in items:
-            yield item
-            self._count.done += 1
-
 
 @contextmanager
-def _telling(name: str, count: _Count, tell: Tell) -> Generator[None]:
+def _telling(name: str, tell: Tell) -> Generator[None]:
     """While open, tell how far a step is, after SILENT_SECONDS and then every SECONDS_BETWEEN; and at last how long it took."""
     began, over = time.perf_counter(), threading.Event()
 
     def speak() -> None:
         pause = SILENT_SECONDS
         while not over.wait(pause):
-            tell(_so_far(name, count, time.perf_counter() - began))
+            tell(f"planning: {name}, {time.perf_counter() - began:.0f} s so far")
             pause = SECONDS_BETWEEN
 
     speaker = threading.Thread(target=speak, name="stopwatch", daemon=True)
@@ -78,13 +60,6 @@ def _telling(name: str, count: _Count, tell: Tell) -> Generator[None]:
     seconds = time.perf_counter() - began
     if seconds > SILENT_SECONDS:
         tell(f"planning: {name} took {seconds:.0f} s")
-
-
-def _so_far(name: str, count: _Count, seconds: float) -> str:
-    if not count.total:
-        return f"planning: {name}, {seconds:.0f} s so far"
-    left = f", about {seconds * (count.total / count.done - 1):.0f} s more" if count.done else ""
-    return f"planning: {name} {count.done} of {count.total}, {seconds:.0f} s so far{left}"
 
 
 def process_age_seconds() -> float:

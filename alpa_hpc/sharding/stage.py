@@ -137,11 +137,6 @@ class StageSolver:
     def _run_key(self, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> str:
         return self._key(self.space.value, repr(price), wiring_key(wiring))
 
-    def knows(self, start: int, stop: int, price: MemoryPrice) -> bool:
-        """Whether the optimum for layers [start, stop) is known without looking at any problem."""
-        wiring = wire(self.step, start, stop)
-        return (price, wiring) in self._values or (bool(self.solved.known) and self.solved.find(self._run_key(wiring, price)) is not None)
-
     def value(self, start: int, stop: int, price: MemoryPrice) -> StageValue:
         """The optimum for layers [start, stop)."""
         wiring = wire(self.step, start, stop)
