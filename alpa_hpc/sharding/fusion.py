@@ -8,12 +8,12 @@ it is made from, unless several want it and that is more to read than the thing 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alpa_hpc.cluster.compute import flop_rate
 from alpa_hpc.cluster.hardware import DeviceSpec
 from alpa_hpc.sharding.lifetimes import Lifetimes
-from alpa_hpc.sharding.tiles import Compute, Exchange, Tile, TileStep
+from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
@@ -23,7 +23,7 @@ COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
 def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
     """What the steps make, and how long it lies in memory."""
-    readers = Counter(tile for step in steps for tile in (step.reads if isinstance(step, Compute) else (step.read,)))
+    readers = Counter(tile for step in steps for tile in ((step.read,) if isinstance(step, Exchange) else step.reads))
     memory = _Memory(device, frozenset(kept), frozenset(added), readers)
     for step in steps:
         memory.run(step)
@@ -75,6 +75,8 @@ class _Memory:
                 self.solidify(read)
                 self._exchange(step)
                 self._settle(made)
+            case Hold():
+                self._hold(step)
             case Compute(makes=makes):
                 self._compute(step)
                 for tile in makes:
@@ -113,6 +115,14 @@ class _Memory:
         begun = self.lifetimes.run(read, (made,), in_place=False, hidden=hidden)
         arrived = self.lifetimes.run(read | frozenset(begun), (made,), in_place=True)
         self.placed[step.made] = _Placed(frozenset(arrived), solid=True)
+
+    def _hold(self, step: Hold) -> None:
+        """Every tile lies where it lay, and whoever reads it waits for all of them."""
+        for tile in step.reads:
+            self.solidify(tile)
+        barrier = frozenset(self.lifetimes.run(self._sources(step.reads), (0.0,), in_place=False))
+        for read, made in zip(step.reads, step.makes, strict=True):
+            self.placed[made] = replace(self.place(read), sources=self.place(read).sources | barrier)
 
     def _compute(self, step: Compute) -> None:
         reads, makes = step.reads, step.makes

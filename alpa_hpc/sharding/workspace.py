@@ -4,10 +4,9 @@ Steps become kernels (`fusion`), kernels are put in order (`schedule`), and thei
 (`lifetimes`). The results of a task have memory of their own; what lives before they are made may lie there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 
 from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
@@ -15,7 +14,8 @@ from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
 from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
-from alpa_hpc.sharding.tiles import LayerTiles, Tile, TileStep
+from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles, forward_tiles
+from alpa_hpc.sharding.tiles import LayerTiles, Origin, Tile
 from alpa_hpc.sharding.update_memory import update_memory
 
 
@@ -27,7 +27,7 @@ def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     splits = [ChosenSplit(chosen, shape) for chosen in layers]
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
-        forward_workspace([(split.chosen.problem, split) for split in splits]),
+        forward_workspace(splits),
         *map(chosen_backward_workspace, splits),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
         update_memory(layers, shape).most - held,
@@ -42,23 +42,22 @@ def _inflight_bytes(chosen: ChosenLayer) -> float:
 @lru_cache(maxsize=4096)
 def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:
     """Bytes a device that a layer's backward needs if every tensor were split over all devices: it knows no strategy, and moves nothing."""
-    return backward_workspace(problem, EvenSplit(problem, MeshShape(num_devices, 1)))
+    return backward_workspace([EvenSplit(problem, MeshShape(num_devices, 1))])
 
 
-def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> float:
+def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
     """Bytes that the forward of consecutive layers needs."""
-    steps: list[TileStep] = []
-    kept: list[Tile] = []
-    values: dict[int, Tile] = {}
-    for problem, split in layers:
-        tiles = forward_tiles(problem, split, values)
-        steps += tiles.steps
-        for position, port in enumerate(problem.outputs):
-            values[port.value] = tiles.leave(problem.forward, position, split.own(port.tensor))
-        kept += map(tiles.get, problem.residuals)
-    kept += values.values()
-    lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
+    tiles = forward_tiles(layers)
+    kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
+    lifetimes = lifetimes_of(all_steps(tiles), kept, (), layers[0].problem.device)
     return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
+
+
+def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
+    """Outputs and residuals of a layer."""
+    end = Origin(problem.forward, len(problem.forward.records))
+    outputs = [tiles.leave(problem.forward, position, tiles.split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
+    return [*outputs, *(tiles.get(tensor, end) for tensor in problem.residuals)]
 
 
 def chosen_backward_workspace(split: ChosenSplit) -> float:
@@ -84,36 +83,18 @@ class _Backward:
 
 @lru_cache(maxsize=1024)
 def _alike_workspace(backward: _Backward) -> float:
-    return backward_workspace(backward.split.chosen.problem, backward.split)
+    return backward_workspace([backward.split])
 
 
-def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
-    """Bytes that the backward of one layer needs; if it recomputes, its residuals live inside it."""
-    tiles = backward_tiles(problem, split)
-    gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
-    lifetimes = lifetimes_of(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device)
+def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
+    """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
+    tiles = backward_tiles(layers)
+    gradients = [tile for one in tiles for tile in _gradients(one)]
+    lifetimes = lifetimes_of(all_steps(tiles), (), gradients, layers[0].problem.device)
     return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
 
 
-def forward_tiles(problem: LayerProblem, split: AbstractSplit, values: Mapping[int, Tile] = MappingProxyType({})) -> LayerTiles:
-    """The steps of a layer's forward, its outputs brought to their ports; `values` = those that layers before it have made."""
-    tiles = LayerTiles(split)
-    for port in problem.inputs:
-        if port.value in values:
-            tiles.put(port.tensor, values[port.value])
-    outputs = problem.forward.outputs[: len(problem.outputs)]
-    tiles.run(problem.forward, (*outputs, *problem.residuals))
-    for position, port in enumerate(problem.outputs):
-        tiles.leave(problem.forward, position, split.own(port.tensor))
-    return tiles
-
-
-def backward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
-    """The steps of a layer's backward, after those of its forward if it recomputes."""
-    tiles = LayerTiles(split)
-    if problem.remat:
-        tiles.run(problem.forward, problem.remade)
-    tiles.run(problem.backward, problem.backward.outputs)
-    for position, port in enumerate(problem.cotangent_inputs):
-        tiles.leave(problem.backward, position, split.own(port.tensor))
-    return tiles
+def _gradients(tiles: LayerTiles) -> list[Tile]:
+    program = tiles.split.problem.backward
+    end = Origin(program, len(program.records))
+    return [tiles.get(tensor, end) for tensor in program.outputs[len(tiles.split.problem.cotangent_inputs) :]]

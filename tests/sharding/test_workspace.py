@@ -52,11 +52,11 @@ def products(count: int, *, remat: bool = False) -> LayerProblem:
 
 
 def forward(problem: LayerProblem) -> float:
-    return forward_workspace([(problem, EvenSplit(problem, LONE))])
+    return forward_workspace([EvenSplit(problem, LONE)])
 
 
 def backward(problem: LayerProblem) -> float:
-    return backward_workspace(problem, EvenSplit(problem, LONE))
+    return backward_workspace([EvenSplit(problem, LONE)])
 
 
 def test_results_that_are_kept_are_not_counted_again():
@@ -193,7 +193,7 @@ def gpt(start: int, stop: int, *, remat: bool) -> tuple[ChosenLayer, ...]:
 def test_a_stage_needs_what_its_hungriest_layer_needs_and_no_less_than_an_even_split():
     shape = MeshShape(2, 2)
     layers = gpt(0, 3, remat=False)
-    each = [backward_workspace(layer.problem, ChosenSplit(layer, shape)) for layer in layers]
+    each = [backward_workspace([ChosenSplit(layer, shape)]) for layer in layers]
     assert chosen_workspace(layers, shape) >= max(each)
     assert len(set(each)) > 1
     for layer in layers:
