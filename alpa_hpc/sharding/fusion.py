@@ -3,7 +3,7 @@
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
 out as it reads what is a function of one array, and converts what it alone reads. All else is fused into its readers, which then read what
-it is made from, unless several want it and that is more to read than the thing itself.
+it is made from, unless several want it and that is clearly more to read than the thing itself.
 """
 
 from collections import Counter
@@ -17,6 +17,7 @@ from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
+MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
 COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
@@ -59,6 +60,7 @@ class _Memory:
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
+    kernels: dict[frozenset[int], frozenset[int]] = field(default_factory=dict[frozenset[int], frozenset[int]])  # -> copies of them
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
 
@@ -121,6 +123,7 @@ class _Memory:
         for tile in step.reads:
             self.solidify(tile)
         barrier = frozenset(self.lifetimes.run(self._sources(step.reads), (0.0,), in_place=False))
+        self.lifetimes.barriers |= barrier
         for read, made in zip(step.reads, step.makes, strict=True):
             self.placed[made] = replace(self.place(read), sources=self.place(read).sources | barrier)
 
@@ -153,10 +156,11 @@ class _Memory:
         beside = max([step.beside, *(lifetimes_of(program, (), (), self.device).peak_bytes() for program in step.inside)])
         sources = NOTHING
         for tile in step.reads:
-            if not self._is_read_as_it_is(step, tile):
+            as_it_is = self._is_read_as_it_is(step, tile)
+            if tile is step.turned or (step.work is Work.CONVOLUTION and not (as_it_is or step.turns or tile is not step.reads[-1])):
+                sources |= self._kernel(tile)
+            elif not as_it_is:
                 self.solidify(tile)
-            elif tile is step.turned:
-                sources |= frozenset(self.lifetimes.run(self.place(tile).sources, (tile.num_bytes,), in_place=False))
         sources |= self._sources(step.reads)
         if step.work is Work.CONVOLUTION:
             seconds = CONVOLUTION_SECONDS
@@ -167,6 +171,13 @@ class _Memory:
         self.products.update(made)
         if step.turns:
             self.turned.update(made)
+
+    def _kernel(self, tile: Tile) -> frozenset[int]:
+        """A convolution's kernel in the order of the library: the same copy for its gradient, if one program has both."""
+        sources = self.place(tile).sources
+        if sources not in self.kernels:
+            self.kernels[sources] = frozenset(self.lifetimes.run(sources, (tile.num_bytes,), in_place=False))
+        return self.kernels[sources]
 
     def _is_read_as_it_is(self, step: Compute, tile: Tile) -> bool:
         """Whether a contraction needs no copy of an operand but, maybe, one in another order."""
@@ -205,7 +216,7 @@ class _Memory:
         elif tile in self.kept:
             self.solidify(tile)
             self.lifetimes.kept |= self.placed[tile].sources
-        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > tile.num_bytes:
+        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes:
             self.solidify(tile)
 
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:

@@ -1,7 +1,8 @@
 """The layers of a stage -> the steps that one device takes in a forward and in a backward task, layer by layer as they run.
 
 What several layers read, or one makes and another reads, is one tile, so that nothing is made of it twice: as in the task, where XLA sees
-all layers at once. Only a barrier, in front of layers that recompute, keeps it from knowing.
+all layers at once. Only a barrier, in front of layers that recompute, keeps it from knowing, and not even that in code for CPUs, from
+which XLA removes barriers before it looks for what is made twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,9 @@ from alpa_hpc.sharding.tiles import Functions, LayerTiles, Origin, Tile, TileSte
 Layers = Sequence[AbstractSplit]
 
 
-def forward_tiles(layers: Layers) -> list[LayerTiles]:
+def forward_tiles(layers: Layers, *, barriers: bool = True) -> list[LayerTiles]:
     """The steps of the forward of consecutive layers, outputs brought to their ports."""
-    task = _Task(layers)
+    task = _Task(layers, barriers)
     return [_forward(task, split) for split in layers]
 
 
@@ -31,9 +32,9 @@ def _forward(task: "_Task", split: AbstractSplit) -> LayerTiles:
     return tiles
 
 
-def backward_tiles(layers: Layers) -> list[LayerTiles]:
+def backward_tiles(layers: Layers, *, barriers: bool = True) -> list[LayerTiles]:
     """The steps of the backward of consecutive layers, the last one first; of layers that recompute, after those of their forward."""
-    task = _Task(layers)
+    task = _Task(layers, barriers)
     return [_backward(task, split) for split in reversed(layers)]
 
 
@@ -65,6 +66,7 @@ class _Task:
     """What layers of a task share: arrays as they are stored, by their numbers, and what was made of them."""
 
     layers: Layers
+    barriers: bool
     functions: Functions = field(default_factory=Functions)
     values: dict[int, Tile] = field(default_factory=dict[int, Tile])
     cotangents: dict[int, Tile] = field(default_factory=dict[int, Tile])
@@ -85,7 +87,7 @@ class _Task:
     def start(self, split: AbstractSplit) -> LayerTiles:
         """A layer that has made nothing yet, and reads what is there."""
         problem = split.problem
-        tiles = LayerTiles(split, self.functions)
+        tiles = LayerTiles(split, self.functions, self.barriers)
         for tensor, number in zip(problem.params, problem.layer.params, strict=True):
             tiles.put(tensor, *self._params[number])
         for tensor, number in zip(problem.batch, problem.layer.batch, strict=True):

@@ -85,6 +85,7 @@ class Exchange:
 TileStep = Compute | Hold | Exchange
 
 INDEX_BYTES = 4
+COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor"})  # whose operands XLA compares in any order
 
 Functions = dict[tuple[object, ...], tuple[Tile, ...]]
 """What was computed of which tiles -> what it made."""
@@ -95,10 +96,12 @@ class LayerTiles:
     """The tiles of a layer that were made so far, in every spec that somebody asked for, and the steps that made them.
 
     Layers that run in one task share `functions`: what one of them has made of the same tiles, another does not make again.
+    `barriers`: whether one hides that what is behind it is the same.
     """
 
     split: AbstractSplit
     functions: Functions = field(default_factory=Functions)
+    barriers: bool = True
     steps: list[TileStep] = field(default_factory=list[TileStep])
     _tiles: dict[tuple[int, Spec], Tile] = field(default_factory=dict[tuple[int, Spec], Tile])
     _arriving: dict[int, tuple[Tile, Spec]] = field(default_factory=dict[int, tuple[Tile, Spec]])
@@ -123,6 +126,8 @@ class LayerTiles:
 
     def hold(self, tensors: Iterable[int], origin: Origin) -> None:
         """A barrier in front of tensors, each in its own spec; what they are in other specs is forgotten."""
+        if not self.barriers:
+            return
         held = {tensor: self.get(tensor, origin) for tensor in tensors}
         signature = ("barrier", *held.values())
         if signature not in self.functions:
@@ -167,7 +172,8 @@ class LayerTiles:
         operands = zip(record.operands, self.split.read(record), strict=True)
         reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands if tensor >= 0)
         specs = tuple(self.split.made(record))
-        signature = (text, reads, specs)
+        commutes = eqn.primitive.name in COMMUTATIVE
+        signature = (text, frozenset(reads) if commutes else reads, specs)
         if signature not in self.functions:
             made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
@@ -233,8 +239,13 @@ class LayerTiles:
 @lru_cache(maxsize=512)
 def _function_texts(jaxpr: Jaxpr) -> tuple[str, ...]:
     """Each equation's primitive, parameters and literals, as a text: what tells apart functions of the same tiles."""
-    literals = [[str(atom) if isinstance(atom, Literal) else "" for atom in eqn.invars] for eqn in jaxpr.eqns]
-    return tuple(f"{eqn.primitive.name} {eqn.params} {texts}" for eqn, texts in zip(jaxpr.eqns, literals, strict=True))
+    return tuple(f"{eqn.primitive.name} {eqn.params} {_literals(eqn)}" for eqn in jaxpr.eqns)
+
+
+def _literals(eqn: JaxprEqn) -> list[str]:
+    """The literals among an equation's operands, each in its place, if that matters."""
+    texts = [str(atom) if isinstance(atom, Literal) else "" for atom in eqn.invars]
+    return sorted(texts) if eqn.primitive.name in COMMUTATIVE else texts
 
 
 def _picked_bytes(eqn: JaxprEqn, reads: tuple[Tile, ...]) -> float:

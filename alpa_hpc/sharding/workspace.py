@@ -17,6 +17,7 @@ from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
 from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles, forward_tiles
 from alpa_hpc.sharding.tiles import LayerTiles, Origin, Tile
 from alpa_hpc.sharding.update_memory import update_memory
+from alpa_hpc.sharding.wiring import port_names
 
 
 def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
@@ -28,7 +29,7 @@ def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
         forward_workspace(splits),
-        *map(chosen_backward_workspace, splits),
+        chosen_backward_workspace(splits),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
         update_memory(layers, shape).most - held,
     )
@@ -50,7 +51,7 @@ def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
     lifetimes = lifetimes_of(all_steps(tiles), kept, (), layers[0].problem.device)
-    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels, lifetimes.barriers))
 
 
 def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
@@ -60,30 +61,44 @@ def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
     return [*outputs, *(tiles.get(tensor, end) for tensor in problem.residuals)]
 
 
-def chosen_backward_workspace(split: ChosenSplit) -> float:
-    """Bytes that the backward of one layer needs, by its strategies; worked out once for layers that are alike."""
-    problem = split.chosen.problem
-    return _alike_workspace(
-        _Backward(problem.layer.key, problem.remat, problem.labels, split.chosen.choices, split.shape, problem.device, split)
-    )
+def chosen_backward_workspace(splits: Sequence[ChosenSplit]) -> float:
+    """Bytes that the backward of a stage needs, by its strategies; worked out once for stages that are alike."""
+    numbers: dict[tuple[str, int], int] = {}
+    return _alike_workspace(_Backward(tuple(_alike(split, numbers) for split in splits), splits[0].shape, tuple(splits)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
-    """What the backward of a layer is, and what it needs depends on; `split` is one of those that are alike."""
+class _AlikeLayer:
+    """What the backward of a layer is, and what it needs depends on; `arrays` = numbers of what it reads and makes in its stage."""
 
     key: str
     remat: bool
     labels: tuple[tuple[str, ...], ...]
     choices: tuple[int, ...]
-    shape: MeshShape
     device: DeviceSpec
-    split: ChosenSplit = field(compare=False)
+    arrays: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The backward of a stage; `splits` are those of one that is alike."""
+
+    layers: tuple[_AlikeLayer, ...]
+    shape: MeshShape
+    splits: tuple[ChosenSplit, ...] = field(compare=False)
+
+
+def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLayer:
+    problem = split.problem
+    layer = problem.layer
+    names = (*(("param", param) for param in layer.params), *(("batch", one) for one in layer.batch), *port_names(layer))
+    arrays = tuple(numbers.setdefault(name, len(numbers)) for name in names)
+    return _AlikeLayer(layer.key, problem.remat, problem.labels, split.chosen.choices, problem.device, arrays)
 
 
 @lru_cache(maxsize=1024)
 def _alike_workspace(backward: _Backward) -> float:
-    return backward_workspace([backward.split])
+    return backward_workspace(backward.splits)
 
 
 def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
@@ -91,7 +106,7 @@ def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
     tiles = backward_tiles(layers)
     gradients = [tile for one in tiles for tile in _gradients(one)]
     lifetimes = lifetimes_of(all_steps(tiles), (), gradients, layers[0].problem.device)
-    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
+    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels, lifetimes.barriers))
 
 
 def _gradients(tiles: LayerTiles) -> list[Tile]:

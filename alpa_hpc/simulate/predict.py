@@ -106,7 +106,7 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
     sums_first = "partials" in tasks  # else the update sums gradients itself
     known = {
         "forward": lambda: forward_workspace(splits),
-        "backward": lambda: max(map(chosen_backward_workspace, splits)),
+        "backward": lambda: chosen_backward_workspace(splits),
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.most,
     }

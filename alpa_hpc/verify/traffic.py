@@ -52,14 +52,16 @@ class PlannedCollective:
     site: Site
 
 
-def planned_collectives(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask) -> tuple[PlannedCollective, ...]:
-    """What a task of a stage exchanges."""
+def planned_collectives(
+    step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, barriers: bool = True
+) -> tuple[PlannedCollective, ...]:
+    """What a task of a stage exchanges; `barriers`: whether the compiler respects them to the end."""
     kind, _, number = task.name.partition(":")
     match kind:
         case "forward" | "score":
-            return tuple(_forward(stage))
+            return tuple(_forward(stage, barriers=barriers))
         case "backward":
-            return tuple(_backward(stage))
+            return tuple(_backward(stage, barriers=barriers))
         case "partials":
             return (*_sums(step, stage, io.owned), *_partials(step, stage, io))
         case "update":
@@ -73,15 +75,15 @@ def planned_collectives(step: LayeredStep, stage: Stage, io: StageIO, task: Stag
             return ()
 
 
-def _forward(stage: Stage) -> Iterator[PlannedCollective]:
-    tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers])
+def _forward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
+    tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
     for chosen, one in zip(stage.layers, tiles, strict=True):
         yield from _in_program(chosen, one)
 
 
-def _backward(stage: Stage) -> Iterator[PlannedCollective]:
+def _backward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
     """Gradients are never among what moves: they stay as they are made until the iteration ends."""
-    tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers])
+    tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
     for chosen, one in zip(reversed(stage.layers), tiles, strict=True):
         yield from _in_program(chosen, one)
 
