@@ -21,7 +21,7 @@ from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import shape_of
-from alpa_hpc.sharding.work_kind import Work, is_turned, makes_kernel, work_of
+from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_kernel, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,11 +169,15 @@ class LayerTiles:
 
     def _run(self, origin: Origin, text: str) -> None:
         record, eqn = origin.program.records[origin.equation], origin.program.jaxpr.jaxpr.eqns[origin.equation]
-        operands = zip(record.operands, self.split.read(record), strict=True)
-        reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands if tensor >= 0)
+        operands = [(tensor, spec) for tensor, spec in zip(record.operands, self.split.read(record), strict=True) if tensor >= 0]
+        reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands)
         specs = tuple(self.split.made(record))
+        if changes_nothing(eqn) and specs == tuple(self.split.read(record))[:1]:
+            self.functions.setdefault((text, reads, specs), reads[:1])
         commutes = eqn.primitive.name in COMMUTATIVE
         signature = (text, frozenset(reads) if commutes else reads, specs)
+        if changes_nothing(eqn) and specs == (operands[0][1],):
+            self.functions[signature] = reads
         if signature not in self.functions:
             made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
