@@ -48,6 +48,9 @@ class _Placed:
     in_order: bool = True
 
 
+_Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
+
+
 @dataclass(slots=True, eq=False)
 class _Memory:
     """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
@@ -60,7 +63,7 @@ class _Memory:
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
-    kernels: dict[frozenset[int], frozenset[int]] = field(default_factory=dict[frozenset[int], frozenset[int]])  # -> copies of them
+    kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
 
@@ -157,7 +160,7 @@ class _Memory:
         sources = NOTHING
         for tile in step.reads:
             as_it_is = self._is_read_as_it_is(step, tile)
-            if tile is step.turned or (step.work is Work.CONVOLUTION and not (as_it_is or step.turns or tile is not step.reads[-1])):
+            if tile is step.turned or (not as_it_is and _is_kernel(step, tile)):
                 sources |= self._kernel(tile)
             elif not as_it_is:
                 self.solidify(tile)
@@ -174,10 +177,10 @@ class _Memory:
 
     def _kernel(self, tile: Tile) -> frozenset[int]:
         """A convolution's kernel in the order of the library: the same copy for its gradient, if one program has both."""
-        sources = self.place(tile).sources
-        if sources not in self.kernels:
-            self.kernels[sources] = frozenset(self.lifetimes.run(sources, (tile.num_bytes,), in_place=False))
-        return self.kernels[sources]
+        sources, num_bytes = self.place(tile).sources, tile.num_bytes
+        if (sources, num_bytes) not in self.kernels:
+            self.kernels[sources, num_bytes] = frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=False))
+        return self.kernels[sources, num_bytes]
 
     def _is_read_as_it_is(self, step: Compute, tile: Tile) -> bool:
         """Whether a contraction needs no copy of an operand but, maybe, one in another order."""
@@ -225,3 +228,8 @@ class _Memory:
     def _counted(self, values: frozenset[int]) -> frozenset[int]:
         """Those that are no arguments."""
         return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
+
+
+def _is_kernel(step: Compute, tile: Tile) -> bool:
+    """Whether a tile is what a convolution slides over images."""
+    return step.work is Work.CONVOLUTION and not step.turns and tile is step.reads[-1]

@@ -172,12 +172,19 @@ class LayerTiles:
         operands = [(tensor, spec) for tensor, spec in zip(record.operands, self.split.read(record), strict=True) if tensor >= 0]
         reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands)
         specs = tuple(self.split.made(record))
-        if changes_nothing(eqn) and specs == tuple(self.split.read(record))[:1]:
-            self.functions.setdefault((text, reads, specs), reads[:1])
-        commutes = eqn.primitive.name in COMMUTATIVE
-        signature = (text, frozenset(reads) if commutes else reads, specs)
         if changes_nothing(eqn) and specs == (operands[0][1],):
-            self.functions[signature] = reads
+            made = reads
+        else:
+            made = self._computed(eqn, record, text, reads, specs)
+        for tensor, tile, spec in zip(record.results, made, specs, strict=True):
+            own = self.split.own(tensor)
+            self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
+
+    def _computed(
+        self, eqn: JaxprEqn, record: EquationRecord, text: str, reads: tuple[Tile, ...], specs: tuple[Spec, ...]
+    ) -> tuple[Tile, ...]:
+        """What an equation makes in specs of tiles that it reads; computed if it was not yet."""
+        signature = (text, frozenset(reads) if eqn.primitive.name in COMMUTATIVE else reads, specs)
         if signature not in self.functions:
             made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
@@ -187,9 +194,7 @@ class LayerTiles:
             flop = record.work.flop / self.split.num_parts(record)
             self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, beside, flop))
             self.functions[signature] = made
-        for tensor, tile, spec in zip(record.results, self.functions[signature], specs, strict=True):
-            own = self.split.own(tensor)
-            self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
+        return self.functions[signature]
 
     def _inside(self, eqn: JaxprEqn, record: EquationRecord) -> tuple[tuple[Compute, ...], ...]:
         """The steps of a nest's programs: nothing is exchanged in them."""
