@@ -11,7 +11,7 @@ from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import PipelineIO, SharedParam, StageIO
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import UpdateProgram
-from alpa_hpc.sharding.spec import Spec, replicated
+from alpa_hpc.sharding.spec import Spec, common_spec, replicated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +31,7 @@ class Stage:
 
     def batch_spec(self, batch_input: int) -> Spec:
         """How a batch input is fed: split no further than all its readers want it, so that each cuts its tile and nobody must gather."""
-        wanted = [batch_spec(layer, batch_input) for layer in self.layers if batch_input in layer.problem.layer.batch]
-        return Spec(tuple(_common_splits(dims) for dims in zip(*(spec.dims for spec in wanted), strict=True)))
+        return common_spec([batch_spec(layer, batch_input) for layer in self.layers if batch_input in layer.problem.layer.batch])
 
     def update_of(self, param: int) -> tuple[ChosenLayer, UpdateProgram]:
         """The update of an owned parameter and the layer it was planned with."""
@@ -57,16 +56,6 @@ class Stage:
                 if port.value == value:
                     return layer.spec(port.tensor)
         raise AssertionError(f"{kind} {value} does not touch this stage")
-
-
-def _common_splits(splits: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """The longest beginning that all splits of one dim share."""
-    common: list[int] = []
-    for axes in zip(*splits, strict=False):
-        if len(set(axes)) > 1:
-            break
-        common.append(axes[0])
-    return tuple(common)
 
 
 def param_spec(layer: ChosenLayer, param: int) -> Spec:

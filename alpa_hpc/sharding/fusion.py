@@ -3,27 +3,28 @@
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
 out as it reads what is a function of one array, and converts what it alone reads. All else is fused into its readers, which then read what
-it is made from, unless several want it and that is more to read than the thing itself.
+it is made from, unless several want it and that is clearly more to read than the thing itself.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alpa_hpc.cluster.compute import flop_rate
 from alpa_hpc.cluster.hardware import DeviceSpec
 from alpa_hpc.sharding.lifetimes import Lifetimes
-from alpa_hpc.sharding.tiles import Compute, Exchange, Tile, TileStep
+from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
+MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
 COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
 
 def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
     """What the steps make, and how long it lies in memory."""
-    readers = Counter(tile for step in steps for tile in (step.reads if isinstance(step, Compute) else (step.read,)))
+    readers = Counter(tile for step in steps for tile in ((step.read,) if isinstance(step, Exchange) else step.reads))
     memory = _Memory(device, frozenset(kept), frozenset(added), readers)
     for step in steps:
         memory.run(step)
@@ -47,6 +48,9 @@ class _Placed:
     in_order: bool = True
 
 
+_Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
+
+
 @dataclass(slots=True, eq=False)
 class _Memory:
     """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
@@ -59,6 +63,7 @@ class _Memory:
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
+    kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
 
@@ -75,6 +80,8 @@ class _Memory:
                 self.solidify(read)
                 self._exchange(step)
                 self._settle(made)
+            case Hold():
+                self._hold(step)
             case Compute(makes=makes):
                 self._compute(step)
                 for tile in makes:
@@ -114,6 +121,15 @@ class _Memory:
         arrived = self.lifetimes.run(read | frozenset(begun), (made,), in_place=True)
         self.placed[step.made] = _Placed(frozenset(arrived), solid=True)
 
+    def _hold(self, step: Hold) -> None:
+        """Every tile lies where it lay, and whoever reads it waits for all of them."""
+        for tile in step.reads:
+            self.solidify(tile)
+        barrier = frozenset(self.lifetimes.run(self._sources(step.reads), (0.0,), in_place=False))
+        self.lifetimes.barriers |= barrier
+        for read, made in zip(step.reads, step.makes, strict=True):
+            self.placed[made] = replace(self.place(read), sources=self.place(read).sources | barrier)
+
     def _compute(self, step: Compute) -> None:
         reads, makes = step.reads, step.makes
         match step.work:
@@ -143,10 +159,11 @@ class _Memory:
         beside = max([step.beside, *(lifetimes_of(program, (), (), self.device).peak_bytes() for program in step.inside)])
         sources = NOTHING
         for tile in step.reads:
-            if not self._is_read_as_it_is(step, tile):
+            as_it_is = self._is_read_as_it_is(step, tile)
+            if tile is step.turned or (not as_it_is and _is_kernel(step, tile)):
+                sources |= self._kernel(tile)
+            elif not as_it_is:
                 self.solidify(tile)
-            elif tile is step.turned:
-                sources |= frozenset(self.lifetimes.run(self.place(tile).sources, (tile.num_bytes,), in_place=False))
         sources |= self._sources(step.reads)
         if step.work is Work.CONVOLUTION:
             seconds = CONVOLUTION_SECONDS
@@ -157,6 +174,13 @@ class _Memory:
         self.products.update(made)
         if step.turns:
             self.turned.update(made)
+
+    def _kernel(self, tile: Tile) -> frozenset[int]:
+        """A convolution's kernel in the order of the library: the same copy for its gradient, if one program has both."""
+        sources, num_bytes = self.place(tile).sources, tile.num_bytes
+        if (sources, num_bytes) not in self.kernels:
+            self.kernels[sources, num_bytes] = frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=False))
+        return self.kernels[sources, num_bytes]
 
     def _is_read_as_it_is(self, step: Compute, tile: Tile) -> bool:
         """Whether a contraction needs no copy of an operand but, maybe, one in another order."""
@@ -195,7 +219,7 @@ class _Memory:
         elif tile in self.kept:
             self.solidify(tile)
             self.lifetimes.kept |= self.placed[tile].sources
-        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > tile.num_bytes:
+        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes:
             self.solidify(tile)
 
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
@@ -204,3 +228,8 @@ class _Memory:
     def _counted(self, values: frozenset[int]) -> frozenset[int]:
         """Those that are no arguments."""
         return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
+
+
+def _is_kernel(step: Compute, tile: Tile) -> bool:
+    """Whether a tile is what a convolution slides over images."""
+    return step.work is Work.CONVOLUTION and not step.turns and tile is step.reads[-1]

@@ -27,11 +27,12 @@ class Kernel:
 
 @dataclass(slots=True, eq=False)
 class Lifetimes:
-    """Kernels being listed; values are numbered as they are made."""
+    """Kernels being listed; values are numbered as they are made. `barriers` are those that are no arrays: who reads one waits for it."""
 
     sizes: list[float] = field(default_factory=list[float])
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     kept: set[int] = field(default_factory=set[int])
+    barriers: set[int] = field(default_factory=set[int])
 
     def value(self) -> int:
         """A value that is there from the start, and counted elsewhere."""

@@ -6,24 +6,34 @@ collective first: so what they are made of lies in memory until then.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from alpa_hpc.sharding.lifetimes import Kernel
 
 
-def as_scheduled(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels that XLA makes of these, in the order in which it runs them."""
-    return _hiding(_joined(kernels))
+def as_scheduled(kernels: Sequence[Kernel], barriers: Set[int] = frozenset()) -> list[Kernel]:
+    """The kernels that XLA makes of these, in the order in which it runs them; `barriers` are values that are no arrays."""
+    return _hiding(_joined(_beside(kernels), barriers))
 
 
-def _joined(kernels: Sequence[Kernel]) -> list[Kernel]:
+def _beside(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """A kernel with that of a reduction of what it makes is one, which writes nothing over an operand."""
+    reduced = {(value, kernel.elements) for kernel in kernels if kernel.elements > 0 and not kernel.over for value in kernel.reads}
+    return [
+        replace(kernel, over=frozenset()) if any((value, kernel.elements) in reduced for value in kernel.over) else kernel
+        for kernel in kernels
+    ]
+
+
+def _joined(kernels: Sequence[Kernel], barriers: Set[int]) -> list[Kernel]:
     """Siblings as one, each where the last of them stood; those that read what was made last first, as XLA does."""
     groups = list(range(len(kernels)))  # the kernel that a kernel has become part of
     needs = _needs(kernels)
     readers: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
         if kernel.elements > 0:
-            for value in kernel.reads:
+            for value in kernel.reads - barriers:
                 readers.setdefault(value, []).append(index)
     for value in sorted(readers, reverse=True):
         siblings = readers[value]

@@ -1,5 +1,6 @@
 """How one tensor lies on a logical mesh: for each dim the axes that split it, and the axes over which it is a partial sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from alpa_hpc.cluster.hardware import MeshShape
@@ -54,6 +55,21 @@ def split_of(axes: tuple[int, ...], mesh: MeshShape) -> int:
     for axis in axes:
         split *= mesh.sizes[axis]
     return split
+
+
+def common_spec(specs: Sequence[Spec]) -> Spec:
+    """The splits of which all specs are further splits."""
+    return Spec(tuple(_common_splits(dims) for dims in zip(*(spec.dims for spec in specs), strict=True)))
+
+
+def _common_splits(splits: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """The longest beginning that all splits of one dim share."""
+    common: list[int] = []
+    for axes in zip(*splits, strict=False):
+        if len(set(axes)) > 1:
+            break
+        common.append(axes[0])
+    return tuple(common)
 
 
 def replicated(rank: int) -> Spec:

@@ -17,6 +17,11 @@ class AbstractSplit(Protocol):
     """How the tensors of a layer lie."""
 
     @property
+    def problem(self) -> LayerProblem:
+        """The layer."""
+        ...
+
+    @property
     def shape(self) -> MeshShape:
         """The mesh."""
         ...
@@ -60,6 +65,11 @@ class ChosenSplit:
 
     chosen: ChosenLayer
     shape: MeshShape
+
+    @property
+    def problem(self) -> LayerProblem:
+        """See AbstractSplit."""
+        return self.chosen.problem
 
     def own(self, tensor: int) -> Spec:
         """See AbstractSplit."""

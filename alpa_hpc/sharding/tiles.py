@@ -14,14 +14,14 @@ from alpa_hpc.ir.graph import aval_of, variables
 from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.equation_work import NESTS, itemsize_of
 from alpa_hpc.sharding.graph import FREE, EquationRecord
-from alpa_hpc.sharding.needed import needed_equations
+from alpa_hpc.sharding.needed import needed
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import shape_of
-from alpa_hpc.sharding.work_kind import Work, is_turned, makes_kernel, work_of
+from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_kernel, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +65,14 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """A barrier: none of what is behind it is there before all of them are, where they lay; nobody knows that they are the same."""
+
+    reads: tuple[Tile, ...]
+    makes: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
     """A collective; what it reads and makes lies in memory."""
 
@@ -74,39 +82,73 @@ class Exchange:
     origin: Origin
 
 
-TileStep = Compute | Exchange
+TileStep = Compute | Hold | Exchange
 
 INDEX_BYTES = 4
+COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor"})  # whose operands XLA compares in any order
+
+Functions = dict[tuple[object, ...], tuple[Tile, ...]]
+"""What was computed of which tiles -> what it made."""
 
 
 @dataclass(slots=True, eq=False)
 class LayerTiles:
-    """The tiles of a layer that were made so far, in every spec that somebody asked for, and the steps that made them."""
+    """The tiles of a layer that were made so far, in every spec that somebody asked for, and the steps that made them.
+
+    Layers that run in one task share `functions`: what one of them has made of the same tiles, another does not make again.
+    `barriers`: whether one hides that what is behind it is the same.
+    """
 
     split: AbstractSplit
+    functions: Functions = field(default_factory=Functions)
+    barriers: bool = True
     steps: list[TileStep] = field(default_factory=list[TileStep])
     _tiles: dict[tuple[int, Spec], Tile] = field(default_factory=dict[tuple[int, Spec], Tile])
-    _functions: dict[tuple[object, ...], tuple[Tile, ...]] = field(default_factory=dict[tuple[object, ...], tuple[Tile, ...]])
+    _arriving: dict[int, tuple[Tile, Spec]] = field(default_factory=dict[int, tuple[Tile, Spec]])
 
     def run(self, program: Program, wanted: Iterable[int]) -> None:
         """Take the steps that `wanted` tensors need. What nobody has made is an argument, or costs nothing to have."""
         texts = _function_texts(program.jaxpr.jaxpr)
-        for number in needed_equations(program, wanted):
+        for number, results in needed(program, wanted).equations:
+            origin = Origin(program, number)
             if program.records[number].plans:
-                self._run(Origin(program, number), texts[number])
+                self._run(origin, texts[number])
+            else:
+                self.hold(results, origin)
 
     def leave(self, program: Program, position: int, spec: Spec) -> Tile:
         """Result number `position` of a program that was run, in the spec in which it is wanted outside."""
         return self._in_spec(program.outputs[position], spec, Origin(program, len(program.records)))
 
-    def put(self, tensor: int, tile: Tile) -> None:
-        """Have a tensor's tile, in its own spec, from elsewhere."""
-        self._tiles[tensor, self.split.own(tensor)] = tile
+    def put(self, tensor: int, tile: Tile, spec: Spec) -> None:
+        """Have a tensor's tile from elsewhere; the first that wants it brings it to its own spec."""
+        self._arriving[tensor] = (tile, spec)
 
-    def get(self, tensor: int) -> Tile:
+    def hold(self, tensors: Iterable[int], origin: Origin) -> None:
+        """A barrier in front of tensors, each in its own spec; what they are in other specs is forgotten."""
+        if not self.barriers:
+            return
+        held = {tensor: self.get(tensor, origin) for tensor in tensors}
+        signature = ("barrier", *held.values())
+        if signature not in self.functions:
+            made = tuple(Tile(tile.num_bytes, tile.itemsize) for tile in held.values())
+            self.steps.append(Hold(tuple(held.values()), made))
+            self.functions[signature] = made
+        self._tiles = {key: tile for key, tile in self._tiles.items() if key[0] not in held}
+        for tensor, tile in zip(held, self.functions[signature], strict=True):
+            self._tiles[tensor, self.split.own(tensor)] = tile
+
+    def add(self, one: Tile, other: Tile) -> Tile:
+        """The sum of two tiles that are in the same spec."""
+        signature = ("add", one, other)
+        if signature not in self.functions:
+            self.functions[signature] = (Tile(one.num_bytes, one.itemsize),)
+            self.steps.append(Compute(Work.FUSED, (one, other), self.functions[signature]))
+        return self.functions[signature][0]
+
+    def get(self, tensor: int, origin: Origin) -> Tile:
         """A tensor's tile in its own spec."""
-        own = self.split.own(tensor)
-        return self._tiles.setdefault((tensor, own), self._tile(tensor, own))
+        return self._in_spec(tensor, self.split.own(tensor), origin)
 
     def _tile(self, tensor: int, spec: Spec) -> Tile:
         return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor))
@@ -114,16 +156,36 @@ class LayerTiles:
     def _in_spec(self, tensor: int, spec: Spec, origin: Origin) -> Tile:
         """The tile of a tensor in a spec, brought there if it was not yet."""
         if (tensor, spec) not in self._tiles:
-            self._tiles[tensor, spec] = self._moved(self.get(tensor), tensor, self.split.own(tensor), spec, origin)
+            own = self.split.own(tensor)
+            if spec != own:
+                made = self._moved(self.get(tensor, origin), tensor, own, spec, origin)
+            elif tensor in self._arriving:
+                tile, arriving = self._arriving[tensor]
+                made = self._moved(tile, tensor, arriving, own, origin)
+            else:
+                made = self._tile(tensor, own)
+            self._tiles[tensor, spec] = made
         return self._tiles[tensor, spec]
 
     def _run(self, origin: Origin, text: str) -> None:
         record, eqn = origin.program.records[origin.equation], origin.program.jaxpr.jaxpr.eqns[origin.equation]
-        operands = zip(record.operands, self.split.read(record), strict=True)
-        reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands if tensor >= 0)
+        operands = [(tensor, spec) for tensor, spec in zip(record.operands, self.split.read(record), strict=True) if tensor >= 0]
+        reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands)
         specs = tuple(self.split.made(record))
-        signature = (text, tuple(map(id, reads)), specs)
-        if signature not in self._functions:
+        if changes_nothing(eqn) and specs == (operands[0][1],):
+            made = reads
+        else:
+            made = self._computed(eqn, record, text, reads, specs)
+        for tensor, tile, spec in zip(record.results, made, specs, strict=True):
+            own = self.split.own(tensor)
+            self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
+
+    def _computed(
+        self, eqn: JaxprEqn, record: EquationRecord, text: str, reads: tuple[Tile, ...], specs: tuple[Spec, ...]
+    ) -> tuple[Tile, ...]:
+        """What an equation makes in specs of tiles that it reads; computed if it was not yet."""
+        signature = (text, frozenset(reads) if eqn.primitive.name in COMMUTATIVE else reads, specs)
+        if signature not in self.functions:
             made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
             turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
@@ -131,10 +193,8 @@ class LayerTiles:
             beside = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
             self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, beside, flop))
-            self._functions[signature] = made
-        for tensor, tile, spec in zip(record.results, self._functions[signature], specs, strict=True):
-            own = self.split.own(tensor)
-            self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
+            self.functions[signature] = made
+        return self.functions[signature]
 
     def _inside(self, eqn: JaxprEqn, record: EquationRecord) -> tuple[tuple[Compute, ...], ...]:
         """The steps of a nest's programs: nothing is exchanged in them."""
@@ -169,27 +229,32 @@ class LayerTiles:
         return tile
 
     def _cut(self, tile: Tile, how: object, num_bytes: float) -> Tile:
-        signature = (how, id(tile))
-        if signature not in self._functions:
+        signature = (how, tile)
+        if signature not in self.functions:
             made = Tile(num_bytes, tile.itemsize)
             self.steps.append(Compute(Work.FUSED, (tile,), (made,)))
-            self._functions[signature] = (made,)
-        return self._functions[signature][0]
+            self.functions[signature] = (made,)
+        return self.functions[signature][0]
 
     def _exchanged(self, lane: Lane, how: object, tile: Tile, num_bytes: float, origin: Origin) -> Tile:
-        signature = (lane, how, id(tile))
-        if signature not in self._functions:
+        signature = (lane, how, tile)
+        if signature not in self.functions:
             made = Tile(num_bytes, tile.itemsize)
             self.steps.append(Exchange(lane, tile, made, origin))
-            self._functions[signature] = (made,)
-        return self._functions[signature][0]
+            self.functions[signature] = (made,)
+        return self.functions[signature][0]
 
 
 @lru_cache(maxsize=512)
 def _function_texts(jaxpr: Jaxpr) -> tuple[str, ...]:
     """Each equation's primitive, parameters and literals, as a text: what tells apart functions of the same tiles."""
-    literals = [[str(atom) for atom in eqn.invars if isinstance(atom, Literal)] for eqn in jaxpr.eqns]
-    return tuple(f"{eqn.primitive.name} {eqn.params} {texts}" for eqn, texts in zip(jaxpr.eqns, literals, strict=True))
+    return tuple(f"{eqn.primitive.name} {eqn.params} {_literals(eqn)}" for eqn in jaxpr.eqns)
+
+
+def _literals(eqn: JaxprEqn) -> list[str]:
+    """The literals among an equation's operands, each in its place, if that matters."""
+    texts = [str(atom) if isinstance(atom, Literal) else "" for atom in eqn.invars]
+    return sorted(texts) if eqn.primitive.name in COMMUTATIVE else texts
 
 
 def _picked_bytes(eqn: JaxprEqn, reads: tuple[Tile, ...]) -> float:

@@ -4,8 +4,8 @@ XLA starts the collectives of all parameters before it waits for the first, so w
 all parameters at once, and so do new parameters that wait to be handed out. A collective along another dim than the first works on a
 transposed copy. Much of this finds room where parameters are stored, whose memory is free from when the new value is made until it arrives.
 How much depends on the order in which XLA does things. As seen in code that it made: of transposed copies of gradients, two lie in memory
-of their own, of those of new parameters all; of two parameters that one collective puts right where they are stored, one has room for
-another that waits.
+of their own, of those of new parameters all that do not arrive together; of two parameters that one collective puts right where they are
+stored, one has room for another that waits.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,10 @@ from math import prod
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.graph import Tensor
-from alpa_hpc.sharding.resharding import AllGather, AllToAll, Move, ReduceScatter, reshard_moves
+from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, reshard_moves
 from alpa_hpc.sharding.spec import Spec
+
+COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by default (`xla_gpu_all_gather_combine_threshold_bytes`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,23 @@ def _on_the_way(exchanges: Sequence["_Exchange"]) -> float:
     XLA starts small ones first: they have arrived if what arrives is smaller than what the largest begins with.
     """
     begins = max((one.bytes_in(one.outgoing[0].after) for one in exchanges if len(one.outgoing) > 1), default=0.0)
-    late = (one for one in exchanges if one.outgoing and (one.arrives_as_copy or one.bytes_in(one.outgoing[-1].after) >= begins))
-    return sum(max(one.passed_on, *map(one.copied, one.outgoing)) for one in late)
+    arriving: dict[Lane, list[_Exchange]] = {}
+    for one in exchanges:
+        if one.outgoing and not one.outgoing[-1].is_local:
+            arriving.setdefault(one.outgoing[-1].lane, []).append(one)
+    return sum(_arriving(together, begins) for together in arriving.values())
+
+
+def _arriving(together: Sequence["_Exchange"], begins: float) -> float:
+    """Of parameters that arrive by the same devices' collectives.
+
+    If XLA combines them, all have their new values before any arrives, and a copy has room where another one is stored: but the largest.
+    """
+    copies = sorted(max(one.passed_on, *map(one.copied, one.outgoing)) for one in together if one.arrives_as_copy)
+    if sum(one.bytes_in(one.outgoing[-1].after) for one in together) <= COMBINED_BYTES:
+        copies = copies[-1:]
+    straight = (one for one in together if not one.arrives_as_copy and one.bytes_in(one.outgoing[-1].after) >= begins)
+    return sum(copies) + sum(one.passed_on for one in straight)
 
 
 def _room(waiting: Iterable[float], homes: Iterable[float]) -> float:

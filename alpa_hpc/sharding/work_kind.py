@@ -5,7 +5,7 @@ from math import prod
 
 from jax.extend.core import JaxprEqn
 
-from alpa_hpc.ir.graph import variables
+from alpa_hpc.ir.graph import aval_of, variables
 from alpa_hpc.sharding.equation_work import CONTRACTIONS
 from alpa_hpc.sharding.strategies.elementwise import ELEMENTWISE
 from alpa_hpc.sharding.strategies.registry import rule_of
@@ -49,6 +49,7 @@ CONVERSIONS = frozenset("convert_element_type copy copy_p reshape squeeze".split
 FUNCTIONS = frozenset(
     "exp exp2 expm1 log log1p tanh logistic sin cos sqrt rsqrt neg sign abs floor ceil round not max min add sub mul div".split()
 )  # of one operand, or of it and a number
+UNCHANGING = frozenset("convert_element_type copy copy_p reshape squeeze slice".split())  # if shape and dtype stay
 REORDERINGS = frozenset({"transpose", "rev"})
 LONGEST_ROW = 1 << 14  # elements: twice as many do not find room in the registers of a GPU's multiprocessor
 
@@ -93,6 +94,23 @@ def makes_kernel(convolution: JaxprEqn) -> bool:
     numbers = convolution.params["dimension_numbers"]
     kernel, result = shape_of(convolution.invars[1]), shape_of(convolution.outvars[0])
     return prod(kernel[dim] for dim in numbers.rhs_spec[2:]) > prod(result[dim] for dim in numbers.out_spec[2:])
+
+
+def changes_nothing(eqn: JaxprEqn) -> bool:
+    """Whether the result is the operand as it stands, so that XLA removes the equation; dims of one element have one order."""
+    operands = variables(eqn.invars)
+    if len(operands) != 1 or len(eqn.outvars) != 1:
+        return False
+    before, after = aval_of(operands[0]), aval_of(eqn.outvars[0])
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return False
+    match eqn.primitive.name:
+        case "rev" | "transpose":
+            return not _changes_order(eqn)
+        case "broadcast_in_dim":
+            return eqn.params["broadcast_dimensions"] == tuple(range(len(before.shape)))
+        case name:
+            return name in UNCHANGING
 
 
 def _fits_a_kernel(reduction: JaxprEqn) -> bool:

@@ -4,10 +4,9 @@ Steps become kernels (`fusion`), kernels are put in order (`schedule`), and thei
 (`lifetimes`). The results of a task have memory of their own; what lives before they are made may lie there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 
 from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
@@ -15,8 +14,10 @@ from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
 from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
-from alpa_hpc.sharding.tiles import LayerTiles, Tile, TileStep
+from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles, forward_tiles
+from alpa_hpc.sharding.tiles import LayerTiles, Origin, Tile
 from alpa_hpc.sharding.update_memory import update_memory
+from alpa_hpc.sharding.wiring import port_names
 
 
 def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
@@ -27,8 +28,8 @@ def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     splits = [ChosenSplit(chosen, shape) for chosen in layers]
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
-        forward_workspace([(split.chosen.problem, split) for split in splits]),
-        *map(chosen_backward_workspace, splits),
+        forward_workspace(splits),
+        chosen_backward_workspace(splits),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
         update_memory(layers, shape).most - held,
     )
@@ -42,78 +43,73 @@ def _inflight_bytes(chosen: ChosenLayer) -> float:
 @lru_cache(maxsize=4096)
 def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:
     """Bytes a device that a layer's backward needs if every tensor were split over all devices: it knows no strategy, and moves nothing."""
-    return backward_workspace(problem, EvenSplit(problem, MeshShape(num_devices, 1)))
+    return backward_workspace([EvenSplit(problem, MeshShape(num_devices, 1))])
 
 
-def forward_workspace(layers: Sequence[tuple[LayerProblem, AbstractSplit]]) -> float:
+def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
     """Bytes that the forward of consecutive layers needs."""
-    steps: list[TileStep] = []
-    kept: list[Tile] = []
-    values: dict[int, Tile] = {}
-    for problem, split in layers:
-        tiles = forward_tiles(problem, split, values)
-        steps += tiles.steps
-        for position, port in enumerate(problem.outputs):
-            values[port.value] = tiles.leave(problem.forward, position, split.own(port.tensor))
-        kept += map(tiles.get, problem.residuals)
-    kept += values.values()
-    lifetimes = lifetimes_of(steps, kept, (), layers[0][0].device)
-    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels))
+    tiles = forward_tiles(layers)
+    kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
+    lifetimes = lifetimes_of(all_steps(tiles), kept, (), layers[0].problem.device)
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels, lifetimes.barriers))
 
 
-def chosen_backward_workspace(split: ChosenSplit) -> float:
-    """Bytes that the backward of one layer needs, by its strategies; worked out once for layers that are alike."""
-    problem = split.chosen.problem
-    return _alike_workspace(
-        _Backward(problem.layer.key, problem.remat, problem.labels, split.chosen.choices, split.shape, problem.device, split)
-    )
+def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
+    """Outputs and residuals of a layer."""
+    end = Origin(problem.forward, len(problem.forward.records))
+    outputs = [tiles.leave(problem.forward, position, tiles.split.own(port.tensor)) for position, port in enumerate(problem.outputs)]
+    return [*outputs, *(tiles.get(tensor, end) for tensor in problem.residuals)]
+
+
+def chosen_backward_workspace(splits: Sequence[ChosenSplit]) -> float:
+    """Bytes that the backward of a stage needs, by its strategies; worked out once for stages that are alike."""
+    numbers: dict[tuple[str, int], int] = {}
+    return _alike_workspace(_Backward(tuple(_alike(split, numbers) for split in splits), splits[0].shape, tuple(splits)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
-    """What the backward of a layer is, and what it needs depends on; `split` is one of those that are alike."""
+class _AlikeLayer:
+    """What the backward of a layer is, and what it needs depends on; `arrays` = numbers of what it reads and makes in its stage."""
 
     key: str
     remat: bool
     labels: tuple[tuple[str, ...], ...]
     choices: tuple[int, ...]
-    shape: MeshShape
     device: DeviceSpec
-    split: ChosenSplit = field(compare=False)
+    arrays: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The backward of a stage; `splits` are those of one that is alike."""
+
+    layers: tuple[_AlikeLayer, ...]
+    shape: MeshShape
+    splits: tuple[ChosenSplit, ...] = field(compare=False)
+
+
+def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLayer:
+    problem = split.problem
+    layer = problem.layer
+    names = (*(("param", param) for param in layer.params), *(("batch", one) for one in layer.batch), *port_names(layer))
+    arrays = tuple(numbers.setdefault(name, len(numbers)) for name in names)
+    return _AlikeLayer(layer.key, problem.remat, problem.labels, split.chosen.choices, problem.device, arrays)
 
 
 @lru_cache(maxsize=1024)
 def _alike_workspace(backward: _Backward) -> float:
-    return backward_workspace(backward.split.chosen.problem, backward.split)
+    return backward_workspace(backward.splits)
 
 
-def backward_workspace(problem: LayerProblem, split: AbstractSplit) -> float:
-    """Bytes that the backward of one layer needs; if it recomputes, its residuals live inside it."""
-    tiles = backward_tiles(problem, split)
-    gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
-    lifetimes = lifetimes_of(tiles.steps, (), [tiles.get(tensor) for tensor in gradients], problem.device)
-    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels))
+def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
+    """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
+    tiles = backward_tiles(layers)
+    gradients = [tile for one in tiles for tile in _gradients(one)]
+    lifetimes = lifetimes_of(all_steps(tiles), (), gradients, layers[0].problem.device)
+    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels, lifetimes.barriers))
 
 
-def forward_tiles(problem: LayerProblem, split: AbstractSplit, values: Mapping[int, Tile] = MappingProxyType({})) -> LayerTiles:
-    """The steps of a layer's forward, its outputs brought to their ports; `values` = those that layers before it have made."""
-    tiles = LayerTiles(split)
-    for port in problem.inputs:
-        if port.value in values:
-            tiles.put(port.tensor, values[port.value])
-    outputs = problem.forward.outputs[: len(problem.outputs)]
-    tiles.run(problem.forward, (*outputs, *problem.residuals))
-    for position, port in enumerate(problem.outputs):
-        tiles.leave(problem.forward, position, split.own(port.tensor))
-    return tiles
-
-
-def backward_tiles(problem: LayerProblem, split: AbstractSplit) -> LayerTiles:
-    """The steps of a layer's backward, after those of its forward if it recomputes."""
-    tiles = LayerTiles(split)
-    if problem.remat:
-        tiles.run(problem.forward, problem.remade)
-    tiles.run(problem.backward, problem.backward.outputs)
-    for position, port in enumerate(problem.cotangent_inputs):
-        tiles.leave(problem.backward, position, split.own(port.tensor))
-    return tiles
+def _gradients(tiles: LayerTiles) -> list[Tile]:
+    program = tiles.split.problem.backward
+    end = Origin(program, len(program.records))
+    return [tiles.get(tensor, end) for tensor in program.outputs[len(tiles.split.problem.cotangent_inputs) :]]

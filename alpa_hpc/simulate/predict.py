@@ -105,8 +105,8 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
     memory = update_memory(stage.layers, stage.shape)
     sums_first = "partials" in tasks  # else the update sums gradients itself
     known = {
-        "forward": lambda: forward_workspace([(split.chosen.problem, split) for split in splits]),
-        "backward": lambda: max(map(chosen_backward_workspace, splits)),
+        "forward": lambda: forward_workspace(splits),
+        "backward": lambda: chosen_backward_workspace(splits),
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.most,
     }

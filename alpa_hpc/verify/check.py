@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import jax
 import numpy as np
+from jax.sharding import Sharding
 from jax.stages import Compiled
 
 from alpa_hpc.cluster.hardware import MeshShape
@@ -65,11 +67,17 @@ class TaskCheck:
 
 def check_task(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, temporary: int, compiled: Compiled) -> TaskCheck:
     """Hold a compiled task against the plan; `temporary` = bytes that it is thought to need beside its buffers."""
-    planned = planned_collectives(step, stage, io, task)
+    planned = planned_collectives(step, stage, io, task, barriers=respects_barriers(compiled))
     found = collectives(compiled.as_text() or "")
     lanes = lane_checks(planned, found, stage.shape)
     wrong = tuple(mismatch(task.name, one, planned, found, stage) for one in lanes if not one.agrees)
     return TaskCheck(task.name, lanes, memory_check(task, temporary, compiled), wrong)
+
+
+def respects_barriers(compiled: Compiled) -> bool:
+    """Whether XLA still knew of barriers when it looked for what is computed twice: not where it compiled for a CPU."""
+    shardings: list[Sharding] = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return all(device.platform != "cpu" for sharding in shardings for device in sharding.device_set)
 
 
 def memory_check(task: StageTask, temporary: int, compiled: Compiled) -> MemoryCheck:

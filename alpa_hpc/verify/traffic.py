@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import StageIO
-from alpa_hpc.runtime.stage import Stage, batch_spec, gradient_spec, layout_of, param_spec, partial_spec
+from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec
 from alpa_hpc.runtime.tasks import StageTask
 from alpa_hpc.runtime.update_tasks import reduction_avals
 from alpa_hpc.sharding.apply import ChosenLayer
@@ -21,8 +21,8 @@ from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.resharding import Lane, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import ChosenSplit
+from alpa_hpc.sharding.task_tiles import backward_tiles, forward_tiles
 from alpa_hpc.sharding.tiles import Exchange, LayerTiles, Origin, Tile
-from alpa_hpc.sharding.workspace import backward_tiles, forward_tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +52,16 @@ class PlannedCollective:
     site: Site
 
 
-def planned_collectives(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask) -> tuple[PlannedCollective, ...]:
-    """What a task of a stage exchanges."""
+def planned_collectives(
+    step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, barriers: bool = True
+) -> tuple[PlannedCollective, ...]:
+    """What a task of a stage exchanges; `barriers`: whether the compiler respects them to the end."""
     kind, _, number = task.name.partition(":")
     match kind:
         case "forward" | "score":
-            return tuple(_forward(step, stage))
+            return tuple(_forward(stage, barriers=barriers))
         case "backward":
-            return tuple(_backward(step, stage))
+            return tuple(_backward(stage, barriers=barriers))
         case "partials":
             return (*_sums(step, stage, io.owned), *_partials(step, stage, io))
         case "update":
@@ -73,33 +75,23 @@ def planned_collectives(step: LayeredStep, stage: Stage, io: StageIO, task: Stag
             return ()
 
 
-def _forward(step: LayeredStep, stage: Stage) -> Iterator[PlannedCollective]:
-    yield from _reads(step, stage, stage.layers)
-    for chosen in stage.layers:
-        yield from _in_program(chosen, forward_tiles(chosen.problem, ChosenSplit(chosen, stage.shape)))
+def _forward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
+    tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
+    for chosen, one in zip(stage.layers, tiles, strict=True):
+        yield from _in_program(chosen, one)
 
 
-def _backward(step: LayeredStep, stage: Stage) -> Iterator[PlannedCollective]:
+def _backward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
     """Gradients are never among what moves: they stay as they are made until the iteration ends."""
-    yield from _reads(step, stage, stage.layers)
-    for chosen in stage.layers:
-        yield from _in_program(chosen, backward_tiles(chosen.problem, ChosenSplit(chosen, stage.shape)))
+    tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
+    for chosen, one in zip(reversed(stage.layers), tiles, strict=True):
+        yield from _in_program(chosen, one)
 
 
 def _in_program(chosen: ChosenLayer, tiles: LayerTiles) -> Iterator[PlannedCollective]:
     for one in tiles.steps:
         if isinstance(one, Exchange):
             yield PlannedCollective(one.lane, round(max(one.read.num_bytes, one.made.num_bytes)), InProgram(chosen, one.origin))
-
-
-def _reads(step: LayeredStep, stage: Stage, layers: Sequence[ChosenLayer]) -> Iterator[PlannedCollective]:
-    """Parameters and batch inputs from where they are stored to where layers read them; the same for several layers once."""
-    params = {(p, param_spec(chosen, p)) for chosen in layers for p in chosen.problem.layer.params}
-    for param, spec in sorted(params):
-        words = f"parameter {step.state_names[param]}, as a layer reads it"
-        yield from _moved(step.state_avals[param], stage.param_spec(param), spec, stage, words)
-    for one, spec in sorted({(b, batch_spec(chosen, b)) for chosen in layers for b in chosen.problem.layer.batch}):
-        yield from _moved(step.batch_avals[one], stage.batch_spec(one), spec, stage, f"batch input {one}, as a layer reads it")
 
 
 def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[PlannedCollective]:
@@ -119,7 +111,9 @@ def _partials(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedC
         tiles = LayerTiles(ChosenSplit(chosen, stage.shape))
         yield from _update_program(step, stage, param, program.partials, tiles)
         for reduction, tensor in zip(program.work.reductions, program.partials.outputs, strict=True):
-            summands.setdefault((reduction, chosen.spec(tensor).partial), []).append(tiles.get(tensor))
+            summands.setdefault((reduction, chosen.spec(tensor).partial), []).append(
+                tiles.get(tensor, Origin(program.partials, len(program.partials.records)))
+            )
     distinct = {(axes, tuple(found)): reduction for (reduction, axes), found in summands.items()}
     for (axes, _), reduction in distinct.items():
         yield from _moved(avals[reduction], Spec((), axes), Spec(()), stage, f"reduction {reduction} over parameters")

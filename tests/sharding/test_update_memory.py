@@ -7,6 +7,7 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.sharding import update_memory as update_memory_module
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import AllGather, Move, reshard_moves
@@ -50,7 +51,7 @@ def handed_out(shape: MeshShape) -> Iterator[tuple[float, tuple[Move, ...]]]:
             yield problem.tensors[stored].num_bytes, reshard_moves(layer.spec(update.update.outputs[0]), layer.spec(stored), shape)
 
 
-def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter():
+def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter(monkeypatch: pytest.MonkeyPatch):
     shape = MeshShape(4, 1)
     waiting, copied = list[float](), list[float]()
     for num_bytes, moves in handed_out(shape):
@@ -62,7 +63,11 @@ def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter():
             else:
                 waiting.append(num_bytes / moves[0].before.num_shards(shape))
     assert len(waiting) > 2 and len(copied) > 2
-    alone = update_memory(chosen(shape), shape).hand_out - sum(copied)
+    combined = update_memory(chosen(shape), shape).hand_out
+    monkeypatch.setattr(update_memory_module, "COMBINED_BYTES", 0)
+    apart = update_memory(chosen(shape), shape).hand_out
+    assert apart - combined == sum(copied) - max(copied), "all but the largest lie where others are stored"
+    alone = apart - sum(copied)
     assert 0 < alone < sum(waiting), "some of them find room"
     assert sum(waiting) - alone <= sum(sorted(waiting)[-(len(waiting) // 2) :]), "every second straight one has room for one"
 
