@@ -28,7 +28,7 @@ def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
     splits = [ChosenSplit(chosen, shape) for chosen in layers]
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
-        forward_workspace(splits),
+        chosen_forward_workspace(splits),
         chosen_backward_workspace(splits),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
         update_memory(layers, shape).most - held,
@@ -61,15 +61,19 @@ def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
     return [*outputs, *(tiles.get(tensor, end) for tensor in problem.residuals)]
 
 
+def chosen_forward_workspace(splits: Sequence[ChosenSplit]) -> float:
+    """Bytes that the forward of a stage needs, by its strategies; worked out once for stages that are alike."""
+    return _alike_forward(_stage(splits))
+
+
 def chosen_backward_workspace(splits: Sequence[ChosenSplit]) -> float:
     """Bytes that the backward of a stage needs, by its strategies; worked out once for stages that are alike."""
-    numbers: dict[tuple[str, int], int] = {}
-    return _alike_workspace(_Backward(tuple(_alike(split, numbers) for split in splits), splits[0].shape, tuple(splits)))
+    return _alike_backward(_stage(splits))
 
 
 @dataclass(frozen=True, slots=True)
 class _AlikeLayer:
-    """What the backward of a layer is, and what it needs depends on; `arrays` = numbers of what it reads and makes in its stage."""
+    """What a layer's tasks are, and what they need depends on; `arrays` = numbers of what it reads and makes in its stage."""
 
     key: str
     remat: bool
@@ -80,12 +84,17 @@ class _AlikeLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
-    """The backward of a stage; `splits` are those of one that is alike."""
+class _Stage:
+    """The layers of a stage; `splits` are those of one that is alike."""
 
     layers: tuple[_AlikeLayer, ...]
     shape: MeshShape
     splits: tuple[ChosenSplit, ...] = field(compare=False)
+
+
+def _stage(splits: Sequence[ChosenSplit]) -> _Stage:
+    numbers: dict[tuple[str, int], int] = {}
+    return _Stage(tuple(_alike(split, numbers) for split in splits), splits[0].shape, tuple(splits))
 
 
 def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLayer:
@@ -97,8 +106,13 @@ def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLay
 
 
 @lru_cache(maxsize=1024)
-def _alike_workspace(backward: _Backward) -> float:
-    return backward_workspace(backward.splits)
+def _alike_forward(stage: _Stage) -> float:
+    return forward_workspace(stage.splits)
+
+
+@lru_cache(maxsize=1024)
+def _alike_backward(stage: _Stage) -> float:
+    return backward_workspace(stage.splits)
 
 
 def backward_workspace(layers: Sequence[AbstractSplit]) -> float:

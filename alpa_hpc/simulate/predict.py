@@ -16,7 +16,7 @@ from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import reshard_seconds
 from alpa_hpc.sharding.splits import ChosenSplit
 from alpa_hpc.sharding.update_memory import update_memory
-from alpa_hpc.sharding.workspace import chosen_backward_workspace, forward_workspace
+from alpa_hpc.sharding.workspace import chosen_backward_workspace, chosen_forward_workspace
 from alpa_hpc.simulate.costs import SimulationCosts, transfer_seconds
 from alpa_hpc.simulate.simulate import simulate
 from alpa_hpc.simulate.timeline import Timeline
@@ -105,7 +105,7 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
     memory = update_memory(stage.layers, stage.shape)
     sums_first = "partials" in tasks  # else the update sums gradients itself
     known = {
-        "forward": lambda: forward_workspace(splits),
+        "forward": lambda: chosen_forward_workspace(splits),
         "backward": lambda: chosen_backward_workspace(splits),
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.most,
