@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import jax
 import numpy as np
@@ -119,12 +120,14 @@ def placed(plan: ParallelPlan, context: MeshContext) -> MeshContext:
 
 
 def timed(one: Running, num_steps: int, context: MeshContext) -> float:
-    """Mean seconds of some steps, on the slower rank."""
-    context.world.Barrier()
-    began = time.perf_counter()
+    """Median seconds of some steps, each on the slower rank."""
+    seconds: list[float] = []
     for _ in range(num_steps):
+        context.world.Barrier()
+        began = time.perf_counter()
         one.step()
-    return max(context.world.allgather((time.perf_counter() - began) / num_steps))
+        seconds.append(time.perf_counter() - began)
+    return median(max(both) for both in zip(*context.world.allgather(seconds), strict=True))
 
 
 if __name__ == "__main__":

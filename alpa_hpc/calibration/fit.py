@@ -134,14 +134,14 @@ def fit_line(points: Sequence[Point]) -> tuple[float, float]:
     Least squares again and again, of errors weighed so that their sum has its minimum where that one has: log (p / t) / ((p - t) p).
     """
     a, b, t = np.array(points).T
-    weights = 1 / t**2
+    x, y = _least_squares(a, b, t, 1 / t)
     for _ in range(REWEIGHINGS):
-        x, y = _least_squares(a, b, t, np.sqrt(weights))
         if x <= 0:  # all were small, or something else took the time
             raise StoreError("large primitives took no longer than small ones: measure larger ones, or on a quieter machine")
         p = a * x + b * y
         off = (p - t) / t
         weights = np.where(off == 0, 1.0, np.log1p(off) / np.where(off == 0, 1.0, off)) / (t * p)
+        x, y = _least_squares(a, b, t, np.sqrt(weights))
     return x, y
 
 
