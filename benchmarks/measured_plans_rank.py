@@ -1,5 +1,6 @@
 """One of the two ranks of measured_plans.py: `mpirun -n 2 python measured_plans_rank.py FOLDER` runs the plans of a folder in turns."""
 
+import gc
 import random
 import sys
 import time
@@ -64,6 +65,8 @@ def main(folder: Path) -> None:
         running.append(compiled(plan_from_json(path.read_text(), str(path)), problem(num_microbatches), context))
         if context.rank == 0:
             sys.stderr.write(f"compiled {number + 1} of {len(request['microbatches'])} plans\n")
+    gc.collect()
+    gc.freeze()  # all plans' objects together would make each later look for garbage take as long as a step
     for one in running * WARM_UP_STEPS:
         one.step()
     order = random.Random(0)
