@@ -57,7 +57,7 @@ from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.prepare import Prepared
 
-NUM_PLANS, NUM_STEPS = 20, 3
+NUM_PLANS, NUM_STEPS = 20, 5
 LEAST_SPREAD, LEAST_DISTINGUISHABLE, LEAST_CORRELATION, MOST_OVER_BEST, MOST_OFF = 2.0, 12, 0.9, 1.05, 0.15
 MICROBATCHES = (1, 2, 4, 8, 16)
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided 95 %, by repeats
