@@ -33,7 +33,7 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
-from alpa_hpc.launch.paths import Origin, calibrations_folder
+from alpa_hpc.launch.paths import Origin, calibrated_config, calibrations_folder
 from alpa_hpc.launch.site import SiteOptions
 from alpa_hpc.launch.sweeps import SweepPlace
 from alpa_hpc.layers.options import LayerOptions
@@ -178,13 +178,21 @@ def _composed(overrides: Sequence[str]) -> Composed:
 def register(overrides: Sequence[str] = ()) -> None:
     """Tell Hydra the schema that conf/config.yaml starts from, and the calibrated clusters beside the runs that `overrides` name.
 
-    Unknown keys and wrong types then fail at composition. ConfigError where a calibrated cluster cannot be read.
+    Unknown keys and wrong types then fail at composition.
     """
     store = ConfigStore.instance()
     store.store(name="schema", node=_schema())
     store.repo.pop("cluster", None)  # those of another folder of runs
     for path in sorted(calibrations_folder(_runs_folder(overrides)).glob("*.yaml")):
-        store.store(group="cluster", name=path.stem, node=dataclasses.asdict(read_cluster(path)), provider="calibrations")
+        store.store(group="cluster", name=path.stem, node=_calibrated(path), provider="calibrations")
+
+
+def _calibrated(path: Path) -> dict[str, Any]:
+    """What a calibrated cluster's config says. One that cannot be read has a name alone: `to_config` tells those who chose it why."""
+    try:
+        return dataclasses.asdict(read_cluster(path))
+    except ConfigError:
+        return {"name": path.stem}
 
 
 def _runs_folder(overrides: Sequence[str]) -> Path:
@@ -210,6 +218,8 @@ def to_config(composed: Composed) -> ExperimentConfig:
         raise ConfigError(
             f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {_shipped_experiments()}"
         )
+    if any(key.startswith("cluster.") and key != "cluster.name" for key in missing):
+        _check_readable(Path(composed.runs).expanduser().absolute(), composed.cluster.name)
     if missing:
         raise ConfigError(f"these keys have no value: {', '.join(missing)}. Give each one on the command line as KEY=VALUE")
     values = _with_absolute_paths(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)))
@@ -221,6 +231,13 @@ def to_config(composed: Composed) -> ExperimentConfig:
     values["model_path"] = values["model_path"] or _folder_of_module(values["model"]["_target_"])
     resolved = OmegaConf.to_yaml(OmegaConf.create(values))
     return check_experiment(ExperimentConfig(**built, model=model, model_path=values["model_path"], resolved=resolved))
+
+
+def _check_readable(runs: Path, cluster: str) -> None:
+    """ConfigError, with the file's name, where a cluster's config among the calibrations cannot be read."""
+    path = calibrated_config(runs, cluster)
+    if path.exists():
+        read_cluster(path)
 
 
 def check_experiment(config: ExperimentConfig) -> ExperimentConfig:

@@ -1,5 +1,6 @@
 """One of the two ranks of measured_plans.py: `mpirun -n 2 python measured_plans_rank.py FOLDER` runs the plans of a folder in turns."""
 
+import gc
 import random
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import jax
 import numpy as np
@@ -63,6 +65,8 @@ def main(folder: Path) -> None:
         running.append(compiled(plan_from_json(path.read_text(), str(path)), problem(num_microbatches), context))
         if context.rank == 0:
             sys.stderr.write(f"compiled {number + 1} of {len(request['microbatches'])} plans\n")
+    gc.collect()
+    gc.freeze()  # all plans' objects together would make each later look for garbage take as long as a step
     for one in running * WARM_UP_STEPS:
         one.step()
     order = random.Random(0)
@@ -119,12 +123,14 @@ def placed(plan: ParallelPlan, context: MeshContext) -> MeshContext:
 
 
 def timed(one: Running, num_steps: int, context: MeshContext) -> float:
-    """Mean seconds of some steps, on the slower rank."""
-    context.world.Barrier()
-    began = time.perf_counter()
+    """Median seconds of some steps, each on the slower rank."""
+    seconds: list[float] = []
     for _ in range(num_steps):
+        context.world.Barrier()
+        began = time.perf_counter()
         one.step()
-    return max(context.world.allgather((time.perf_counter() - began) / num_steps))
+        seconds.append(time.perf_counter() - began)
+    return median(max(both) for both in zip(*context.world.allgather(seconds), strict=True))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """(described ClusterSpec, CalibrationRows) -> Fit: the cluster with links and rates as measured, and how well they explain the rows.
 
 The cost model is linear in what is fitted: seconds = bytes-like * (1 / bandwidth) + rounds * latency, or work * (1 / rate). So its
-coefficients are asked of the cost model itself, at unit constants, and the fit is its inverse: least squares of relative errors,
-sum ((predicted - measured) / measured)^2, with no negative constant. A small and a large primitive count alike. A device's own work is
-timed as a program, whose start has a constant of its own that no task's seconds have.
+coefficients are asked of the cost model itself, at unit constants, and the fit is its inverse: least squares of log (predicted / measured),
+with no negative constant. A small and a large primitive count alike, and so do half and double the seconds: of errors relative to what was
+measured the first could be 1/2 and the second 1, and where rows scatter the fit would end far below them. A device's own work is timed as
+a program, whose start has a constant of its own that no task's seconds have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from statistics import median
 from typing import assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from alpa_hpc.calibration.rows import CalibrationRow
 from alpa_hpc.calibration.traffic import pass_bytes, product_flop
@@ -28,6 +30,8 @@ from alpa_hpc.simulate.costs import transfer_seconds
 _FREE = Link(inf, 0.0)  # a path that takes no time
 _PER_BYTE = Link(1.0, 0.0)
 _PER_ROUND = Link(inf, 1.0)
+REWEIGHINGS = 100  # what the last ones still change is below the noise by far
+FloatArray = npt.NDArray[np.float64]
 Point = tuple[float, float, float]  # (a, b, t) of a x + b y = t
 
 
@@ -125,20 +129,26 @@ def link_coefficients(described: ClusterSpec, trial: Trial) -> tuple[float, floa
 
 
 def fit_line(points: Sequence[Point]) -> tuple[float, float]:
-    """Give the (x, y), x > 0 and y >= 0, that minimise sum ((a x + b y - t) / t)^2 over points (a, b, t)."""
-    scaled = np.array([(a / t, b / t) for a, b, t in points])
-    x, y = (float(value) for value in np.linalg.lstsq(scaled, np.ones(len(points)), rcond=None)[0])
-    if y < 0:
-        return fit_scale([(a, t) for a, _, t in points]), 0.0
-    if x <= 0:  # all were small, or something else took the time
-        raise StoreError("large primitives took no longer than small ones: measure larger ones, or on a quieter machine")
+    """Give the (x, y), x > 0 and y >= 0, that minimise sum log^2 ((a x + b y) / t) over points (a, b, t).
+
+    Least squares again and again, of errors weighed so that their sum has its minimum where that one has: log (p / t) / ((p - t) p).
+    """
+    a, b, t = np.array(points).T
+    x, y = _least_squares(a, b, t, 1 / t)
+    for _ in range(REWEIGHINGS):
+        if x <= 0:  # all were small, or something else took the time
+            raise StoreError("large primitives took no longer than small ones: measure larger ones, or on a quieter machine")
+        p = a * x + b * y
+        off = (p - t) / t
+        weights = np.where(off == 0, 1.0, np.log1p(off) / np.where(off == 0, 1.0, off)) / (t * p)
+        x, y = _least_squares(a, b, t, np.sqrt(weights))
     return x, y
 
 
-def fit_scale(points: Sequence[tuple[float, float]]) -> float:
-    """Give the x > 0 that minimises sum ((a x - t) / t)^2 over points (a, t)."""
-    ratios = np.array([a / t for a, t in points])
-    return float(ratios.sum() / (ratios**2).sum())
+def _least_squares(a: FloatArray, b: FloatArray, t: FloatArray, scale: FloatArray) -> tuple[float, float]:
+    """Give the (x, y), y >= 0, that minimise sum (scale (a x + b y - t))^2."""
+    x, y = np.linalg.lstsq(np.stack((a, b), axis=1) * scale[:, None], t * scale, rcond=None)[0]
+    return (float(x), float(y)) if y >= 0 else (float((a * t * scale**2).sum() / (a * scale).dot(a * scale)), 0.0)
 
 
 def agreement(cluster: ClusterSpec, rows: Sequence[CalibrationRow]) -> tuple[Agreement, ...]:

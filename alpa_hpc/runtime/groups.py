@@ -5,6 +5,7 @@ itself, so XLA builds one set of communicators (NCCL or gloo) a mesh. Rank facts
 says under mpirun is the node's number, not the rank's.
 """
 
+import os
 import socket
 import sys
 import threading
@@ -113,6 +114,7 @@ def choose_device(device: LocalDevice, rank: int, nodes: tuple[int, ...]) -> int
     match device:
         case CpuDevice():
             jax.config.update("jax_num_cpu_devices", 1)
+            let_helpers_wait(nodes.count(nodes[rank]))
             return 0
         case GpuDevice():
             number = gpu_number(device, rank, nodes)
@@ -120,6 +122,17 @@ def choose_device(device: LocalDevice, rank: int, nodes: tuple[int, ...]) -> int
             return number
         case _:
             assert_never(device)
+
+
+def let_helpers_wait(num_peers: int) -> None:
+    """Have no thread that this one starts from now on take a core from another as soon as it is woken, if `num_peers` ranks have one each.
+
+    gloo's thread for sockets asks again and again for a lock that the thread holds which sends: where it took that one's core, until its
+    time slice is over. A step of two data-parallel ranks on two cores takes 0.28 s so, and 0.19 s with this; eight ranks on them, which
+    need each other's cores at once, take longer with this (Linux 6.18, jaxlib 0.10.2). Linux only.
+    """
+    if sys.platform == "linux" and num_peers <= len(os.sched_getaffinity(0)):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _initialize_jax(group: MPI.Comm, device_number: int) -> None:

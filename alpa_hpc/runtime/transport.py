@@ -254,10 +254,15 @@ class MpiTransport(AbstractTransport):
         return not self._outgoing
 
     def _computed(self, shard: jax.Array) -> HostArray:
-        """The shard on the host. While it is being computed the messages already sent are driven on: peers may wait for them."""
+        """The shard on the host. While it is being computed the messages already sent are driven on: peers may wait for them.
+
+        Once they have left this waits without asking: to ask every 50 us takes time of the core that may be computing the shard.
+        """
         while not shard.is_ready():  # pyright: ignore[reportAttributeAccessIssue] - jax.Array has it, its stub does not
-            self.drained()
-            time.sleep(POLL_SECONDS)
+            if self.drained():
+                jax.block_until_ready(shard)
+            else:
+                time.sleep(POLL_SECONDS)
         self.drained()
         return np.asarray(shard)
 

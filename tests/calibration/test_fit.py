@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa_hpc.calibration.clusters import cluster_text, read_cluster
-from alpa_hpc.calibration.fit import fit_cluster, trial_seconds
+from alpa_hpc.calibration.fit import Point, fit_cluster, fit_line, trial_seconds
 from alpa_hpc.calibration.rows import CalibrationRow
 from alpa_hpc.calibration.traffic import pass_bytes
 from alpa_hpc.calibration.trials import (
@@ -114,6 +114,25 @@ def check_link(found: Link, true: Link, name: str) -> None:
 def test_the_fit_finds_a_cluster_again() -> None:
     check_the_fit_finds_a_cluster_again()
     assert min(SEEN["inside"], SEEN["between"]) > 30, SEEN
+
+
+def test_no_other_line_explains_scattered_rows_better() -> None:
+    draw, at_zero = random.Random(0), 0
+    for _ in range(200):
+        truth = (10 ** draw.uniform(-10, -8), 10 ** draw.uniform(-6, -3) * draw.choice((0, 1)))
+        sizes = [(2.0 ** draw.randint(10, 24), 1.0) for _ in range(12)]
+        points = [(a, b, (a * truth[0] + b * truth[1]) * math.exp(draw.gauss(0, 0.3))) for a, b in sizes]
+        x, y = fit_line(points)
+        at_zero += y == 0
+        least = squares(points, x, y)
+        for step in (1e-3, 1e-2, 0.1):
+            for dx, dy in ((step, 0), (-step, 0), (0, step), (0, -step)):
+                assert squares(points, x * (1 + dx), max(0.0, y + dy * (y or x))) >= least * (1 - 1e-9)
+    assert 20 < at_zero < 180, at_zero
+
+
+def squares(points: Sequence[Point], x: float, y: float) -> float:
+    return sum(math.log((a * x + b * y) / t) ** 2 for a, b, t in points)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

@@ -87,9 +87,11 @@ def test_bad_input_starts_nothing(runs: Path, words: list[str], complaint: str) 
     assert not runs.exists()
 
 
-def test_a_torn_cluster_is_named(runs: Path) -> None:
+def test_a_torn_cluster_is_named_to_those_who_chose_it(runs: Path) -> None:
     config = calibrated_config(runs, "laptop_calibrated")
     config.parent.mkdir(parents=True)
     config.write_text("name: [")
     with pytest.raises(AlpaError, match=f"{config.name} is not the config of a cluster.*calibrate again"):
         compose_experiment("quickstart", ["cluster=laptop_calibrated", f"runs={runs}"])
+    other = compose_experiment("quickstart", ["cluster=laptop", f"runs={runs}"]).cluster
+    assert other == compose_experiment("quickstart", ["cluster=laptop"]).cluster

@@ -1,11 +1,14 @@
 """What of process groups needs no mpirun: the world's size, ports, addresses."""
 
+import os
 import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from alpa_hpc.errors import LaunchError
-from alpa_hpc.runtime.groups import check_reachable, check_world, coordinator_host, reserved_port
+from alpa_hpc.runtime.groups import check_reachable, check_world, coordinator_host, let_helpers_wait, reserved_port
 
 
 def test_a_process_alone_is_told_how_to_start() -> None:
@@ -42,3 +45,17 @@ def test_one_node_meets_on_loopback_and_several_refuse_it() -> None:
     assert check_reachable("10.0.0.7", ["a", "b"]) == "10.0.0.7"
     with pytest.raises(LaunchError, match=r"node a has only the loopback address 127.0.1.1 for a mesh over nodes \['a', 'b'\]"):
         check_reachable("127.0.1.1", ["a", "b"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this policy")
+def test_threads_started_later_wait_where_each_rank_has_a_core() -> None:
+    cores = len(os.sched_getaffinity(0))
+
+    def policies(num_peers: int) -> tuple[int, int]:
+        let_helpers_wait(num_peers)
+        with ThreadPoolExecutor(1) as later:
+            return os.sched_getscheduler(0), later.submit(os.sched_getscheduler, 0).result()
+
+    for num_peers, expected in ((cores, os.SCHED_BATCH), (cores + 1, os.sched_getscheduler(0))):
+        with ThreadPoolExecutor(1) as rank:  # the policy is a thread's own: this test's stays
+            assert rank.submit(policies, num_peers).result() == (expected, expected)
