@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import assert_never
@@ -132,7 +132,8 @@ def let_helpers_wait(num_peers: int) -> None:
     need each other's cores at once, take longer with this (Linux 6.18, jaxlib 0.10.2). Linux only.
     """
     if sys.platform == "linux" and num_peers <= len(os.sched_getaffinity(0)):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(PermissionError):  # a container may forbid it; then all is as it was
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _initialize_jax(group: MPI.Comm, device_number: int) -> None:

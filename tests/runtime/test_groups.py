@@ -59,3 +59,13 @@ def test_threads_started_later_wait_where_each_rank_has_a_core() -> None:
     for num_peers, expected in ((cores, os.SCHED_BATCH), (cores + 1, os.sched_getscheduler(0))):
         with ThreadPoolExecutor(1) as rank:  # the policy is a thread's own: this test's stays
             assert rank.submit(policies, num_peers).result() == (expected, expected)
+
+
+def test_where_the_kernel_forbids_the_policy_ranks_start_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    before = os.sched_getscheduler(0)
+    let_helpers_wait(1)
+    assert os.sched_getscheduler(0) == before
