@@ -34,7 +34,7 @@ def elimination_order(scopes: Sequence[Scope], sizes: Shape, kept: frozenset[int
             neighbours[v].update(scope)
 
     def entries(v: int) -> int:
-        return prod(sizes[u] for u in neighbours[v] if u != v)
+        return prod([sizes[u] for u in neighbours[v]]) // sizes[v]
 
     current = {v: entries(v) for v in range(len(sizes)) if v not in kept and neighbours[v]}
     heap = [(size, v) for v, size in current.items()]

@@ -22,7 +22,7 @@ from alpa_hpc.sharding.problem import Costs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Undo:
-    """What finds the states of the variables that left: the plan's variables by their own names, and every table of the way forwards."""
+    """What finds the states of the variables that left: the names of the plan's variables, and every table of the way forwards."""
 
     plan: "_Plan"
     variables: tuple[int, ...]
@@ -53,7 +53,8 @@ def minimise(tables: Sequence[Table], keep: frozenset[int], table_cap: int) -> M
         for v, size in zip(scope, table.score.shape, strict=True):
             sizes[v] = size
     kept = frozenset(number for v, number in numbers.items() if v in keep)
-    plan, variables = _make_plan(scopes, tuple(sizes), kept, table_cap), tuple(numbers)
+    plan, names = _make_plan(scopes, tuple(sizes), kept, table_cap), tuple(numbers)
+    variables = tuple([names[v] for v in plan.variables])
     scores = [table.score.transpose(axes) for table, axes in zip(tables, plan.axes, strict=True)]
     for step in plan.steps:
         scores.append(np.minimum.reduce(_sum(scores, step), 0))
@@ -97,11 +98,13 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What to do with any tables of these scopes and shapes; variables are numbered in order of appearance.
+    """What to do with any tables of these scopes and shapes. Inside, variables have the numbers of their steps, then those that remain.
 
-    `axes[i]` brings the axes of table i into order of leaving, `left` = slots (tables, then steps) that remain.
+    `variables[k]` = which variable of the scopes that is; `axes[i]` brings the axes of table i into order of leaving; `left` = slots
+    (tables, then steps) that remain.
     """
 
+    variables: tuple[int, ...]
     axes: tuple[tuple[int, ...], ...]
     steps: tuple[_Step, ...]
     left: tuple[tuple[int, Scope], ...]
@@ -110,38 +113,42 @@ class _Plan:
 @lru_cache(maxsize=512)
 def _make_plan(scopes: tuple[Scope, ...], sizes: Shape, kept: frozenset[int], table_cap: int) -> _Plan:
     order = elimination_order(scopes, sizes, kept, table_cap)
-    kept_last = sorted(set(range(len(sizes))) - set(order))
-    place = {v: step for step, v in enumerate((*order, *kept_last))}
+    variables = (*order, *sorted(set(range(len(sizes))) - set(order)))
+    place = [0] * len(sizes)
+    for number, v in enumerate(variables):
+        place[v] = number
+    placed = [[place[v] for v in scope] for scope in scopes]
+    axes = tuple([tuple(sorted(range(len(scope)), key=scope.__getitem__)) for scope in placed])
+    slots = dict(enumerate([tuple(sorted(scope)) for scope in placed]))
+    steps = _steps(slots, [sizes[v] for v in variables], len(order))
+    return _Plan(variables, axes, steps, tuple(slots.items()))
 
-    def in_order(variables: Sequence[int] | set[int]) -> Scope:
-        return tuple(sorted(variables, key=place.__getitem__))
 
-    axes = tuple(tuple(scope.index(v) for v in in_order(scope)) for scope in scopes)
-    slots = dict(enumerate(in_order(scope) for scope in scopes))
-    holders: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+def _steps(slots: dict[int, Scope], sizes: Sequence[int], count: int) -> tuple[_Step, ...]:
+    """The steps in which the first `count` variables leave; what they use goes from `slots`, what they make comes there."""
+    holders: list[set[int]] = [set() for _ in sizes]
     for slot, scope in slots.items():
         for v in scope:
             holders[v].add(slot)
     steps: list[_Step] = []
-    for v in order:
-        used = {slot: slots.pop(slot) for slot in sorted(holders[v])}
-        joint = in_order({u for scope in used.values() for u in scope})
-        new_slot = len(scopes) + len(steps)
-        for slot, scope in used.items():
-            for u in scope:
-                holders[u].discard(slot)
+    num_tables = len(slots)
+    for v in range(count):
+        used = {slot: slots.pop(slot) for slot in holders[v]}
+        joint = tuple(sorted({u for scope in used.values() for u in scope}))
+        made = num_tables + v
         for u in joint[1:]:
-            holders[u].add(new_slot)
-        slots[new_slot] = joint[1:]
+            holders[u].difference_update(used)
+            holders[u].add(made)
+        slots[made] = joint[1:]
         steps.append(_Step(v, _inputs(used, joint, sizes)))
-    return _Plan(axes, tuple(steps), tuple(slots.items()))
+    return tuple(steps)
 
 
-def _inputs(used: Mapping[int, Scope], joint: Scope, sizes: Shape) -> tuple[_Input, ...]:
-    shapes = {slot: tuple(sizes[u] if u in scope else 1 for u in joint) for slot, scope in used.items()}
+def _inputs(used: Mapping[int, Scope], joint: Scope, sizes: Sequence[int]) -> tuple[_Input, ...]:
+    wide = [(slot, scope[1:], tuple([sizes[u] if u in scope else 1 for u in joint])) for slot, scope in used.items()]
     # Small ones first: their sum stays small, and the full table is written once or twice instead of once an input.
-    ordered = sorted(used, key=lambda slot: (prod(shapes[slot]), slot))
-    return tuple(_Input(slot, used[slot][1:], shapes[slot]) for slot in ordered)
+    wide.sort(key=lambda one: (prod(one[2]), one[0]))
+    return tuple([_Input(slot, rest, shape) for slot, rest, shape in wide])
 
 
 def _sum(scores: Sequence[Costs], step: _Step) -> Costs:
