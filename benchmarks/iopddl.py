@@ -9,6 +9,7 @@ included, without loading. The last line of a file is JSON, with the assignment 
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -51,20 +52,34 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--assignments", type=Path, metavar="FOLDER", help="write assignments there instead of printing them")
     arguments = parser.parse_args()
+    if not 0 < arguments.seconds < math.inf:
+        parser.error(f"--seconds is {arguments.seconds}, expected a time limit of more than 0")
+    if not 0 <= arguments.seed < 2**31:
+        parser.error(f"--seed is {arguments.seed}, expected 0 to {2**31 - 1}")
     started = time.monotonic()
     warm_up()
     compiled = time.monotonic() - started
     print(f"kernels ready in {compiled:.2f} s, {compile_seconds():.2f} s of it compilation")
     try:
-        for file in arguments.files:
-            _run(file, arguments.seconds, arguments.seed, arguments.assignments)
-    except AlpaError as error:
-        print(f"error: {error}", file=sys.stderr)
+        return max([_solved(file, arguments) for file in arguments.files])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _solved(file: Path, arguments: argparse.Namespace) -> int:
+    """Solve one file; 1 where that fails, which is told and stops no other file."""
+    try:
+        _run(file, arguments.seconds, arguments.seed, arguments.assignments)
+    except (AlpaError, OSError) as error:
+        print(f"error: {file.name}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
 def _run(file: Path, seconds: float, seed: int, folder: Path | None) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # before any work, should it not be possible
     started = time.monotonic()
     problem = read_contest(file)
     loaded, compiled = time.monotonic(), compile_seconds()
@@ -74,7 +89,7 @@ def _run(file: Path, seconds: float, seed: int, folder: Path | None) -> None:
     except NoRoomError as error:
         raise SolverError(_shortage(problem, options)) from error
     if not len(answer.choices):
-        raise SolverError(f"{problem.name}: no assignment was found in {seconds:g} s, none costs less than {answer.bound:.0f}")
+        raise SolverError(f"no assignment was found in {seconds:g} s, none costs less than {answer.bound:.0f}")
     solved = time.monotonic() - loaded
     certificate = _certify(problem, answer, (loaded - started, compile_seconds() - compiled, solved), seed)
     _print(certificate)
@@ -85,7 +100,7 @@ def _certify(problem: ContestProblem, answer: FlatAnswer, seconds: tuple[float, 
     """The certificate, or an error if the file's own integers say otherwise."""
     cost, peak = exact_cost_and_peak(problem, answer.choices)
     if peak > problem.usage_limit or cost != answer.cost or answer.bound > cost:
-        raise SolverError(f"{problem.name}: cost {answer.cost}, bound {answer.bound} are refused: it costs {cost}, holds {peak}")
+        raise SolverError(f"cost {answer.cost}, bound {answer.bound} are refused: it costs {cost}, holds {peak}")
     gap = (cost - answer.bound) / cost if cost else 0.0
     return Certificate(
         name=problem.name,
@@ -118,7 +133,6 @@ def _assignment(problem: ContestProblem, answer: FlatAnswer, folder: Path | None
     choices = answer.choices.tolist()
     if folder is None:
         return {"assignment": choices}
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{problem.name}.assignment.json"
     path.write_text(json.dumps(choices))
     return {"assignment_path": str(path)}
@@ -128,7 +142,7 @@ def _shortage(problem: ContestProblem, options: SearchOptions) -> str:
     short = find_shortage(problem.flat, options, Deadline(time.monotonic() + 30.0))
     nodes = ", ".join(f"{node} ({num_bytes:.0f})" for node, num_bytes in short.largest)
     return (
-        f"{problem.name}: nothing fits. At time {short.time} at least {short.least_bytes:.0f} bytes are held, the limit is "
+        f"nothing fits. At time {short.time} at least {short.least_bytes:.0f} bytes are held, the limit is "
         f"{problem.usage_limit}: {short.missing_bytes:.0f} are missing. The largest nodes then: {nodes}"
     )
 

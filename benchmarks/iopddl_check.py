@@ -9,21 +9,29 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 
+NOT_ALLOWED = 10**18
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 raw = Path(sys.argv[1]).read_bytes()
 problem = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)["problem"]
-answer = json.loads(Path(sys.argv[2]).read_text().strip().splitlines()[-1])
-choices = answer if isinstance(answer, list) else answer["assignment"]
+answer = json.loads((Path(sys.argv[2]).read_text().strip().splitlines() or ["null"])[-1])
+told = answer if isinstance(answer, dict) else {"assignment": answer}
+choices = json.loads(Path(told["assignment_path"]).read_text()) if "assignment_path" in told else told.get("assignment")
 nodes, edges, limit = problem["nodes"], problem["edges"], problem["usage_limit"]
-assert len(choices) == len(nodes["costs"]), f"{len(choices)} choices for {len(nodes['costs'])} nodes"
-assert all(0 <= s < len(row) for s, row in zip(choices, nodes["costs"], strict=True)), "a strategy that does not exist"
-cost = sum(row[s] for s, row in zip(choices, nodes["costs"], strict=True))
+if not isinstance(choices, list) or len(choices) != len(nodes["costs"]):
+    sys.exit(f"the assignment is no list of {len(nodes['costs'])} strategies")
+if not all(type(s) is int and 0 <= s < len(row) for s, row in zip(choices, nodes["costs"], strict=True)):
+    sys.exit("the assignment has a strategy that does not exist")
+costs = [row[s] for s, row in zip(choices, nodes["costs"], strict=True)]
 for (u, v), table in zip(edges["nodes"], edges["costs"], strict=True):
-    cost += table[choices[u] * len(nodes["costs"][v]) + choices[v]]
-change = [0] * (max((end for _, end in nodes["intervals"]), default=0) + 1)
+    costs.append(table[choices[u] * len(nodes["costs"][v]) + choices[v]])
+change: dict[int, int] = {}
 for s, (begin, end), usage in zip(choices, nodes["intervals"], nodes["usages"], strict=True):
     if end > begin:
-        change[begin] += usage[s]
-        change[end] -= usage[s]
-peak = max(accumulate(change))
-print(f"cost {cost}, peak {peak} of {limit}: {'fits' if peak <= limit else 'DOES NOT FIT'}")
-sys.exit(peak > limit or (isinstance(answer, dict) and answer["cost"] != cost))
+        change[begin] = change.get(begin, 0) + usage[s]
+        change[end] = change.get(end, 0) - usage[s]
+cost, peak = sum(costs), max(accumulate(change[time] for time in sorted(change)), default=0)
+faults = ["DOES NOT FIT"] * (peak > limit) + ["TAKES WHAT IS NOT ALLOWED"] * (max(costs) >= NOT_ALLOWED)
+faults += [f"IS SAID TO COST {told['cost']}"] if told.get("cost", cost) != cost else []
+print(f"cost {cost}, peak {peak} of {limit}: {', '.join(faults) or 'fits'}")
+sys.exit(bool(faults))

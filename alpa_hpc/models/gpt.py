@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from alpa_hpc.models.transformer import (
     Params,
     attention,
+    check_heads,
     cross_entropy,
     depth_scale,
     embedded,
@@ -39,6 +40,9 @@ class GPT:
     sequence: int
     dtype: str = "float32"
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_heads(self.hidden, self.num_heads)
 
     def init(self, key: jax.Array) -> Tree:
         """Random float32 parameters: {"blocks": [{...}, ...], "embedding", "output_bias"}."""

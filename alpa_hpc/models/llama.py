@@ -47,7 +47,7 @@ class Llama:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
+        if self.num_kv_heads < 1 or self.num_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads is {self.num_heads}, expected a multiple of num_kv_heads={self.num_kv_heads}")
         if self.hidden % (2 * self.num_heads):
             raise ValueError(f"hidden is {self.hidden}, expected a multiple of 2 * num_heads={2 * self.num_heads}: dims turn in pairs")

@@ -18,6 +18,7 @@ from jax import lax
 from alpa_hpc.models.transformer import (
     Params,
     attention,
+    check_heads,
     cross_entropy,
     depth_scale,
     embedded,
@@ -79,6 +80,7 @@ class MoE:
             raise ValueError(f"num_layers is {self.num_layers}, expected an even number: every second layer is a mixture of experts")
         if self.num_experts < 2:
             raise ValueError(f"num_experts is {self.num_experts}, expected at least 2: each token goes to two experts")
+        check_heads(self.hidden, self.num_heads)
 
     def init(self, key: jax.Array) -> Tree:
         """Random float32 parameters: {"pairs": [{"dense": {...}, "mixture": {...}}, ...], "embedding", "output_bias"}."""

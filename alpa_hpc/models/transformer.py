@@ -29,6 +29,12 @@ def depth_scale(num_layers: int) -> float:
     return FRESH_SCALE / math.sqrt(2 * num_layers)
 
 
+def check_heads(hidden: int, num_heads: int) -> None:
+    """Raise ValueError where heads do not share out the hidden dims."""
+    if num_heads < 1 or hidden % num_heads:
+        raise ValueError(f"hidden is {hidden} and num_heads {num_heads}, expected a multiple of num_heads: heads share it out evenly")
+
+
 def fresh_attention(qkv_key: jax.Array, out_key: jax.Array, hidden: int, num_heads: int, out_scale: float) -> Params:
     """Norm and multi-head attention with biases: 4 H^2 + 6 H parameters."""
     size = hidden // num_heads

@@ -31,7 +31,9 @@ def bytes_words(num_bytes: float) -> str:
 
 
 def share_words(share: float) -> str:
-    """`140 %`, `1.2 %`, `0.00013 %`."""
+    """`140 %`, `1.2 %`, `0.00013 %`; what is left of rounding is `0 %`."""
+    if abs(share) < 1e-9:
+        return "0 %"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
@@ -51,7 +53,7 @@ def standing_words(plan: Row, planning: Row) -> str:
 def bound_words(planning: Row) -> str:
     """What the stage DP's objective says of the chosen plan, and what no plan of the search goes below."""
     objective, bound = seconds_words(planning["objective_seconds"]), seconds_words(planning["lower_bound_seconds"])
-    return f"{objective} by Eq. 2, and no plan of this search has less than {bound} (gap {share_words(planning['gap'])})"
+    return f"{objective} by Eq. 2, and by that no plan of this search has less than {bound} (gap {share_words(planning['gap'])})"
 
 
 def chosen_words(planning: Row) -> str:

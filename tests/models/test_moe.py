@@ -160,7 +160,10 @@ def test_a_small_microbatch_is_one_group_and_a_broken_group_is_refused() -> None
         jax.eval_shape(wide.loss, params, wide.batch(3), jax.random.key(0))
 
 
-@pytest.mark.parametrize(("change", "message"), [({"num_layers": 3}, "num_layers is 3"), ({"num_experts": 1}, "num_experts is 1")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"num_layers": 3}, "num_layers is 3"), ({"num_experts": 1}, "num_experts is 1"), ({"num_heads": 3}, "num_heads 3")],
+)
 def test_sizes_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
     sizes = {"num_layers": 2, "hidden": 8, "num_heads": 1, "num_experts": 2, "vocab": 8, "sequence": 8}
     with pytest.raises(ValueError, match=message):

@@ -59,7 +59,7 @@ def test_the_whole_plan_is_told_with_its_bound() -> None:
     assert "megatron: 12 candidates, 5 priced, 3 plans simulated" in text
     assert "number of stages: 2, of layers: 4, of devices: 3, of microbatches: 8" in text
     assert "500.00 ms simulated, 0.25 PFLOPS, 83.33 TFLOPS a device" in text
-    assert "510.00 ms by Eq. 2, and no plan of this search has less than 500.00 ms (gap 2 %)" in text
+    assert "510.00 ms by Eq. 2, and by that no plan of this search has less than 500.00 ms (gap 2 %)" in text
 
 
 def test_each_stage_has_its_layers_devices_time_and_memory() -> None:
