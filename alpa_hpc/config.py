@@ -219,7 +219,9 @@ def to_config(composed: Composed) -> ExperimentConfig:
             f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {_shipped_experiments()}"
         )
     if any(key.startswith("cluster.") and key != "cluster.name" for key in missing):
-        _check_readable(Path(composed.runs).expanduser().absolute(), composed.cluster.name)
+        path = calibrated_config(Path(composed.runs).expanduser().absolute(), composed.cluster.name)
+        if path.exists():
+            read_cluster(path)  # tells what is wrong with it
     if missing:
         raise ConfigError(f"these keys have no value: {', '.join(missing)}. Give each one on the command line as KEY=VALUE")
     values = _with_absolute_paths(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)))
@@ -231,13 +233,6 @@ def to_config(composed: Composed) -> ExperimentConfig:
     values["model_path"] = values["model_path"] or _folder_of_module(values["model"]["_target_"])
     resolved = OmegaConf.to_yaml(OmegaConf.create(values))
     return check_experiment(ExperimentConfig(**built, model=model, model_path=values["model_path"], resolved=resolved))
-
-
-def _check_readable(runs: Path, cluster: str) -> None:
-    """ConfigError, with the file's name, where a cluster's config among the calibrations cannot be read."""
-    path = calibrated_config(runs, cluster)
-    if path.exists():
-        read_cluster(path)
 
 
 def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
