@@ -219,8 +219,7 @@ def to_config(composed: Composed) -> ExperimentConfig:
             f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {_shipped_experiments()}"
         )
     if any(key.startswith("cluster.") and key != "cluster.name" for key in missing):
-        path = calibrated_config(Path(composed.runs).expanduser().absolute(), composed.cluster.name)
-        if path.exists():
+        if (path := calibrated_config(Path(composed.runs).expanduser().absolute(), composed.cluster.name)).exists():
             read_cluster(path)  # tells what is wrong with it
     if missing:
         raise ConfigError(f"these keys have no value: {', '.join(missing)}. Give each one on the command line as KEY=VALUE")

@@ -11,7 +11,7 @@ from alpa_hpc.planner.evidence import Evidence
 from alpa_hpc.planner.refine import Refinement, settle, signature
 from alpa_hpc.planner.search import SimulatedPlan, simulate_partition
 from alpa_hpc.runtime.schedule import AbstractSchedule
-from alpa_hpc.stages.objective import StageChoice, StagePartition, one_forward_one_backward
+from alpa_hpc.stages.objective import one_forward_one_backward
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
 
@@ -44,15 +44,11 @@ def _with_peaks(pricer: StagePricer, evidence: Evidence, plans: Sequence[Simulat
     """The evidence with more workspace for stages that the simulation found too large for a device; the same where there is none."""
     looks = dict(evidence.looks)
     for plan in plans:
-        for choice, peak in zip(plan.partition.stages, plan.stage_bytes, strict=True):
-            one, missed = signature(pricer, choice), peak - _thought(pricer, plan.partition, choice)
+        stages = plan.partition.stages
+        for place, (choice, peak) in enumerate(zip(stages, plan.stage_bytes, strict=True)):
+            held = one_forward_one_backward(len(stages) - place, pricer.step.num_microbatches)
+            one, missed = signature(pricer, choice), peak - choice.option.peak_bytes(held)  # beyond what the stage DP counts
             if peak > pricer.cluster.device.memory and missed > 0:
                 known = looks[one].workspace_bytes
                 looks[one] = replace(looks[one], workspace_bytes=max(known, choice.option.workspace_bytes + missed))
     return evidence if looks == evidence.looks else replace(evidence, looks=looks)
-
-
-def _thought(pricer: StagePricer, partition: StagePartition, choice: StageChoice) -> float:
-    """Bytes a device that the stage DP counts for a stage of a partition."""
-    stages_to_end = len(partition.stages) - partition.stages.index(choice)
-    return choice.option.peak_bytes(one_forward_one_backward(stages_to_end, pricer.step.num_microbatches))
