@@ -18,6 +18,8 @@ from tests.slurm.bed import Bed
 
 NO_FLAGS = ("XLA_FLAGS", "JAX_PLATFORMS")  # the tests' own, for processes that pose as eight devices
 
+HANG_SECONDS = 240.0  # four ranks compile for 25 s on two cores of their own, and for more than 60 s beside other tests
+
 # Two nodes with two ranks each, planned without profiling: half a minute from command to first step.
 SMALL = (
     "cluster.num_nodes=2",
@@ -68,9 +70,7 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         """Return when training has done `step` steps."""
-        wait_until(
-            lambda: self.paths.metrics.exists() and self.paths.metrics.read_text().count("\n") >= step, f"step {step}", 120, self.tell
-        )
+        wait_until(lambda: self.paths.metrics.exists() and self.paths.metrics.read_text().count("\n") >= step, f"step {step}", self.tell)
 
     def tell(self) -> str:
         """What a person would look at when something is wrong."""
@@ -115,8 +115,8 @@ def folder_of(printed: str) -> RunPaths:
     return open_run(Path(last.removeprefix("run folder: ")))
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float, tell: Callable[[], str] = str) -> float:
-    """Seconds until a condition held; an error if it does not in time."""
+def wait_until(condition: Callable[[], object], what: str, tell: Callable[[], str], seconds: float = HANG_SECONDS) -> float:
+    """Seconds until a condition held; an error if it does not in time. Only what is promised in a time is given one of its own."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, f"no {what} within {seconds} s\n{tell()}"

@@ -53,7 +53,7 @@ def record(paths: RunPaths, kind: JobKind, job_id: str, tasks: tuple[int, ...] =
     write_submission(paths, Submission(kind, tasks, kind is PROFILE, job_id, name or "wrap", "", time.time()))
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = 50.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not become so"

@@ -62,7 +62,7 @@ def test_a_sweep_submits_its_runs_and_list_shows_them(quickstart: Run, bed: Bed)
     runs = [Run(bed, folder_of(f"run folder: {folder}")) for folder in folders]
     assert len(runs) == 2
     for run in runs:
-        wait_until(run.paths.planning.exists, "plan", 120, run.tell)
+        wait_until(run.paths.planning.exists, "plan", run.tell)
         assert read_json(run.paths.planning)["counts"]["profile_tasks_new"] == 0, "equal stages share every cost"
         assert read_json(run.paths.plan)["stages"] == read_json(quickstart.paths.plan)["stages"]
     listed = command(bed, "list", "--runs", f"{bed.state}/runs").stdout
@@ -83,15 +83,15 @@ def training(bed: Bed) -> Run:
 
 def assert_fails_soon(run: Run) -> None:
     """The training job ends in time, FAILED for Slurm and for `status` alike, and no rank is left."""
-    wait_until(lambda: run.slurm_state("train") == ("FAILED",), "end of the training job", END_SECONDS, run.tell)
-    wait_until(lambda: not run.ranks(), "end of the ranks", 5, run.tell)
+    wait_until(lambda: run.slurm_state("train") == ("FAILED",), "end of the training job", run.tell, END_SECONDS)
+    wait_until(lambda: not run.ranks(), "end of the ranks", run.tell, 5)
     assert run.states() == {"plan": "done", "train": "failed", "run": "failed"}
     assert command(run.bed, "status", str(run.paths.root), expect=1).stdout
 
 
 def test_a_rank_killed_while_it_compiles_ends_the_job(bed: Bed) -> None:
     run = submit(bed, *SMALL)
-    wait_until(lambda: "compiling" in run.log("train"), "compilation", 120, run.tell)
+    wait_until(lambda: "compiling" in run.log("train"), "compilation", run.tell)
     kill([run.ranks()[3]])
     assert_fails_soon(run)
 
@@ -100,7 +100,7 @@ def test_a_rank_killed_in_a_collective_ends_the_job(training: Run) -> None:
     mesh = next(stage["devices"] for stage in read_json(training.paths.plan)["stages"] if len(stage["devices"]) > 1)
     ranks = training.ranks()
     kill([ranks[mesh[0]]], signal.SIGSTOP)  # now its peers wait for it in a collective
-    wait_until(lambda: steps_stand_still(training), "standstill", 30, training.tell)
+    wait_until(lambda: steps_stand_still(training), "standstill", training.tell)
     kill([ranks[mesh[1]]])
     assert_fails_soon(training)
 
@@ -114,7 +114,7 @@ def test_a_rank_killed_in_an_mpi_wait_ends_the_job(bed: Bed) -> None:
     assert len(meshes) > 1
     ranks = run.ranks()
     kill([ranks[device] for device in meshes[0]], signal.SIGSTOP)  # now the other meshes wait for its messages
-    wait_until(lambda: steps_stand_still(run), "standstill", 30, run.tell)
+    wait_until(lambda: steps_stand_still(run), "standstill", run.tell)
     kill([ranks[meshes[-1][0]]])
     assert_fails_soon(run)
 
@@ -129,8 +129,8 @@ def steps_stand_still(run: Run) -> bool:
 def test_the_first_traceback_of_a_rank_is_what_status_shows(bed: Bed) -> None:
     run = submit(bed, *SMALL, "training.num_steps=2")
     run.paths.training.mkdir()  # so that the one rank that writes its figures cannot
-    wait_until(run.ranks, "ranks", 60, run.tell)
-    wait_until(lambda: run.slurm_state("train") == ("FAILED",), "end of the training job", 60, run.tell)
+    wait_until(run.ranks, "ranks", run.tell)
+    wait_until(lambda: run.slurm_state("train") == ("FAILED",), "end of the training job", run.tell)
     shown = command(bed, "status", str(run.paths.root), expect=1).stdout
     assert "rank 0 on node" in shown
     assert shown.index("rank 0 on node") < shown.index("IsADirectoryError")
@@ -139,9 +139,9 @@ def test_the_first_traceback_of_a_rank_is_what_status_shows(bed: Bed) -> None:
 def test_a_killed_profiling_task_costs_infinity_and_the_plan_goes_on(start_bed: StartBed) -> None:
     bed = start_bed(MAX_ARRAY_SIZE=4)
     run = submit(bed, *SHORT, "mode=plan")
-    wait_until(lambda: run.paths.profile_answer(1).exists(), "profiling", 120, run.tell)
+    wait_until(lambda: run.paths.profile_answer(1).exists(), "profiling", run.tell)
     kill([read_json(run.paths.status_folder / "profile-0001.json")["pid"]])
-    wait_until(lambda: run.states()["run"] == "done", "plan", 180, run.tell)
+    wait_until(lambda: run.states()["run"] == "done", "plan", run.tell)
     (blank,) = read_json(run.paths.planning)["not_measured"]
     assert blank["outcome"] == "failed"
     assert "killed" in blank["reason"].lower()
@@ -151,9 +151,9 @@ def test_a_killed_profiling_task_costs_infinity_and_the_plan_goes_on(start_bed: 
 
 def test_a_failed_planning_job_starts_no_training(bed: Bed) -> None:
     run = submit(bed, *SMALL, "launcher.chain=dependency")
-    wait_until((run.paths.status_folder / "plan.json").exists, "planning job", 60, run.tell)
+    wait_until((run.paths.status_folder / "plan.json").exists, "planning job", run.tell)
     kill([read_json(run.paths.status_folder / "plan.json")["pid"]])
-    wait_until(lambda: run.slurm_state("train") == ("CANCELLED",), "end of the training job", 60, run.tell)
+    wait_until(lambda: run.slurm_state("train") == ("CANCELLED",), "end of the training job", run.tell)
     assert run.slurm_state("plan") == ("FAILED",)
     assert run.states() == {"plan": "failed", "train": "cancelled", "run": "failed"}
     assert not run.paths.training.exists()
@@ -167,7 +167,7 @@ def test_a_dependent_training_job_runs_after_planning(bed: Bed) -> None:
 
 def test_a_cancelled_run_leaves_nothing(training: Run) -> None:
     command(training.bed, "cancel", str(training.paths.root))
-    wait_until(lambda: not training.ranks(), "end of the ranks", END_SECONDS, training.tell)
+    wait_until(lambda: not training.ranks(), "end of the ranks", training.tell, END_SECONDS)
     assert training.slurm_state("train") == ("CANCELLED",)
     assert training.states()["run"] == "cancelled"
     assert json.loads((training.paths.root / "cancelled.json").read_text())["time"]
