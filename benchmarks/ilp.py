@@ -31,7 +31,6 @@ from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.config import ExperimentConfig, compose_experiment
 from alpa_hpc.experiment import prepared
 from alpa_hpc.planner.search import find_candidates
-from alpa_hpc.sharding import minimise
 from alpa_hpc.sharding.paper_ilp import NothingFoundError, PaperOptions, solve_paper_ilp
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solution import size_of
@@ -211,9 +210,8 @@ def whole_problem(solver: StageSolver, start: int, stop: int) -> ShardingProblem
 
 
 def unsolved(solver: StageSolver) -> StageSolver:
-    """The solver with its built layer problems, and nothing solved or planned."""
+    """The solver with its built layer problems, and nothing solved."""
     wire.cache_clear()
-    minimise._make_plan.cache_clear()
     return replace(solver, _layers={}, _restored={}, _messages={}, _run_values={}, _values={}, _wide={}, solved=SolvedRuns())
 
 

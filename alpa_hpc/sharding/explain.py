@@ -120,7 +120,7 @@ def _alternative(asked: _Question, others_best: Minimum, strategy: int, label: s
 def _by_elimination(asked: _Question, others_best: Minimum, strategy: int, label: str) -> Alternative:
     """The exact minimum without the limit, which is the answer if it fits."""
     pinned = {asked.node: strategy}
-    if any(table.score[tuple(pinned[v] for v in table.scope)] == inf for table in others_best.tables):
+    if others_best.tables.column(asked.node, len(asked.problem.node_costs[asked.node]))[strategy] == inf:
         return Impossible(label, Obstacle.NO_RESHARDING)
     states = restore(others_best.undo, pinned)
     found = evaluate(asked.problem, [states.get(v, 0) for v in range(len(asked.problem.node_costs))])

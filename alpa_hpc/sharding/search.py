@@ -10,22 +10,21 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import inf
 
 import numpy as np
 
 from alpa_hpc.kernels import Flags, Ints
 from alpa_hpc.sharding.descent import descend
-from alpa_hpc.sharding.eliminate import Table, elimination_order
 from alpa_hpc.sharding.flat import FlatProblem, evaluate_flat, part_of, parts_of
 from alpa_hpc.sharding.lagrangian import relax
 from alpa_hpc.sharding.linear import AbstractLinearSolver, installed_solver
 from alpa_hpc.sharding.message_graph import Graph, make_graph
-from alpa_hpc.sharding.minimise import minimise, restore
+from alpa_hpc.sharding.minimise import is_too_wide, minimise, restore
 from alpa_hpc.sharding.neighbourhood import improve
 from alpa_hpc.sharding.shrink import NoRoomError, NotAllowedError, Reduction, expand, shrink
 from alpa_hpc.sharding.solution import ProblemSize, SolveMethod
+from alpa_hpc.sharding.tables import flat_tables
 from alpa_hpc.sharding.tight import first_fitting, num_grouped, solve_tight
 
 NONE = np.zeros(0, dtype=np.int64)
@@ -154,16 +153,12 @@ class _Found:
 
 def _by_elimination(part: FlatProblem, options: SearchOptions) -> "_Found | None":
     """The optimum with memory left aside, if that fits; nothing where a table would exceed the cap, or it does not fit."""
-    sizes = part.sizes.tolist()
-    scopes = [*((v,) for v in range(part.num_nodes)), *((source, target) for source, target in part.ends.tolist())]
-    if len(elimination_order(scopes, tuple(sizes), frozenset(), options.table_cap)) < part.num_nodes:
+    tables = flat_tables(part)
+    if is_too_wide(tables, options.table_cap):
         return None
-    columns = [part.costs[begin:end] for begin, end in pairwise(part.starts.tolist())]
-    tables = [part.tables[begin:end] for begin, end in pairwise(part.offsets.tolist())]
-    shaped = [values.reshape([sizes[v] for v in scope]) for scope, values in zip(scopes, columns + tables, strict=True)]
-    best = minimise([Table(scope, values) for scope, values in zip(scopes, shaped, strict=True)], frozenset(), options.table_cap)
+    best = minimise(tables, frozenset(), options.table_cap)
     states = restore(best.undo, {})
-    choices = np.array([states[v] for v in range(part.num_nodes)], dtype=np.int64)
+    choices = np.array([states.get(v, 0) for v in range(part.num_nodes)], dtype=np.int64)
     evaluation = evaluate_flat(part, choices)
     if evaluation.excess > 0:
         return None

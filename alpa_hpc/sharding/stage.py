@@ -10,19 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import numpy as np
+
 from alpa_hpc.errors import SolverError
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
 from alpa_hpc.sharding.dim_classes import awkward_values
-from alpa_hpc.sharding.eliminate import Table
 from alpa_hpc.sharding.evaluate import evaluate
-from alpa_hpc.sharding.minimise import Minimum, fold_constants, minimise, restore
+from alpa_hpc.sharding.flat import starts_of
+from alpa_hpc.sharding.minimise import Minimum, minimise, restore
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.solution import SolveStatus
 from alpa_hpc.sharding.solve import SolverOptions, solve
 from alpa_hpc.sharding.solved import Solved, SolvedRuns, StageValue, run_key
+from alpa_hpc.sharding.tables import Tables, joined, pair_tables
 from alpa_hpc.sharding.wiring import LayerWiring, layer_content, owned_updates, wire, wiring_key
 
 NOTHING = StageValue(inf, inf, inf)
@@ -159,7 +162,7 @@ class StageSolver:
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
         last = self._last(start, wiring, price)
-        if sum(float(table.score) for table in last.tables) == inf:
+        if last.tables.constant == inf:
             return NOTHING
         return self._run_value(start, wiring, price, restore(last.undo, {}))
 
@@ -258,10 +261,11 @@ class StageSolver:
         if key not in self._messages:
             *earlier, last = wiring
             place = len(earlier)
-            before = self._message(start, tuple(earlier), price).tables if earlier else ()
             numbers = _numbering(self.problem(start + place), last, place)
-            added = tuple(_renumbered(table, numbers) for table in self._layer(start + place, price).tables)
-            result = minimise((*before, *added), last.live, TABLE_CAP)
+            added = self._layer(start + place, price).tables
+            added = added.renamed(np.array([numbers[node] for node in added.names.tolist()], dtype=np.int64))
+            tables = joined([self._message(start, tuple(earlier), price).tables, added]) if earlier else added
+            result = minimise(tables, last.live, TABLE_CAP)
             _check_done(result, last.live)
             self._messages[key] = result
         return self._messages[key]
@@ -290,28 +294,22 @@ class TooWideError(SolverError):
 
 
 def _check_done(result: Minimum, live: frozenset[int]) -> None:
-    for table in result.tables:
-        wide = [v for v in table.scope if v not in live]
-        if wide:
-            raise TooWideError(
-                f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
-                "Use more and smaller layers (layers.num_layers)."
-            )
+    if wide := result.left - live:
+        raise TooWideError(
+            f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
+            "Use more and smaller layers (layers.num_layers)."
+        )
 
 
-def problem_tables(problem: ShardingProblem, price: MemoryPrice) -> tuple[Table, ...]:
+def problem_tables(problem: ShardingProblem, price: MemoryPrice) -> Tables:
     """Node and edge costs as tables; bytes count at their price. Nodes without a choice are no variables."""
-    columns = zip(problem.node_costs, problem.fixed_bytes, problem.inflight_bytes, strict=True)
-    scores = [seconds + price.fixed * fixed + price.inflight * inflight for seconds, fixed, inflight in columns]
-    nodes = (_squeezed((v,), score) for v, score in enumerate(scores))
-    edges = (_squeezed((edge.source, edge.target), edge.costs) for edge in problem.edges)
-    return fold_constants((*nodes, *edges))
-
-
-def _squeezed(scope: tuple[int, ...], score: Costs) -> Table:
-    """Without variables that have one state."""
-    wide = [axis for axis, size in enumerate(score.shape) if size > 1]
-    return Table(tuple(scope[axis] for axis in wide), score.reshape([score.shape[axis] for axis in wide]))
+    columns = (problem.node_costs, problem.fixed_bytes, problem.inflight_bytes)
+    seconds, fixed, inflight = map(np.concatenate, columns)
+    sizes = np.array([len(costs) for costs in problem.node_costs])
+    ends = np.array([(edge.source, edge.target) for edge in problem.edges], dtype=np.int64).reshape(-1, 2)
+    pairs = np.concatenate([np.zeros(0), *(edge.costs.ravel() for edge in problem.edges)])
+    offsets = starts_of(sizes[ends].prod(1))
+    return pair_tables(sizes, seconds + price.fixed * fixed + price.inflight * inflight, ends, offsets, pairs)
 
 
 def _renamed(problem: LayerProblem, layer: Layer, updates: tuple[ParamUpdate, ...]) -> LayerProblem:
@@ -346,10 +344,6 @@ def _numbering(problem: LayerProblem, wiring: LayerWiring, place: int) -> dict[i
     numbers = {node: (place + 1) * INNER + node for node in range(len(problem.labels))}
     numbers.update(zip(problem.ports, wiring.ports, strict=True))
     return numbers
-
-
-def _renumbered(table: Table, numbers: Mapping[int, int]) -> Table:
-    return Table(tuple(numbers[v] for v in table.scope), table.score)
 
 
 def stage_problem(step: LayeredStep, layers: Sequence[LayerProblem]) -> tuple[ShardingProblem, tuple[dict[int, int], ...]]:
