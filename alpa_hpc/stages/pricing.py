@@ -41,17 +41,30 @@ class StagePricer:
     restrict: Restrict = unrestricted
     general: SolverOptions = field(default_factory=SolverOptions)
     solved: SolvedRuns = field(default_factory=SolvedRuns)
-    _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)
+    _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)  # the one used last is last
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
     _least: dict[tuple[str, MeshShape, bool], float] = field(default_factory=dict)
 
     def solver(self, submesh: Submesh, shape: MeshShape, *, remat: bool) -> StageSolver:
-        """The sharding solver of a mesh."""
+        """The sharding solver of a mesh, which from now on is the one that was used last."""
         key = (submesh, shape, remat)
-        if key not in self._solvers:
-            prices = MeshPrices(logical_mesh(self.cluster, submesh, shape))
-            self._solvers[key] = StageSolver(self.step, prices, remat, self.restrict, self.general, self.solved)
+        if not self._solvers or key != next(reversed(self._solvers)):
+            self._forget()
+            self._solvers[key] = self._solvers.pop(key, None) or self._new_solver(submesh, shape, remat=remat)
         return self._solvers[key]
+
+    def _new_solver(self, submesh: Submesh, shape: MeshShape, *, remat: bool) -> StageSolver:
+        prices = MeshPrices(logical_mesh(self.cluster, submesh, shape))
+        return StageSolver(self.step, prices, remat, self.restrict, self.general, self.solved)
+
+    def _forget(self) -> None:
+        """Where tables take too much memory, drop those of the meshes that were used longest ago."""
+        excess = sum(solver.kept_bytes for solver in self._solvers.values()) - MOST_KEPT_BYTES
+        for solver in self._solvers.values():
+            if excess <= 0:
+                break
+            excess -= solver.kept_bytes
+            solver.forget()
 
     def __post_init__(self) -> None:
         assert self.restrict is unrestricted or not self.solved.known, "what is known holds without restrictions only"
@@ -81,20 +94,10 @@ class StagePricer:
         """Those of them that went to the general solver whole."""
         return sum(solver.num_wide for solver in self._solvers.values())
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory of the tables that solvers keep, from which strategies are read back."""
-        return sum(solver.kept_bytes for solver in self._solvers.values())
-
     def price(self, candidates: Iterable[StageCandidate]) -> CostTable:
-        """The cost table of all candidates that can be run; where those of a mesh follow each other (`by_mesh`), memory stays in bounds."""
+        """The cost table of all candidates that can be run; least is solved twice where those of a mesh follow each other (`by_mesh`)."""
         cells: dict[Cell, list[StageOption]] = {}
-        before = None
         for candidate in candidates:
-            solver = self.solver(candidate.submesh, candidate.shape, remat=candidate.remat)
-            if before is not None and before is not solver and self.kept_bytes > MOST_KEPT_BYTES:
-                before.forget()
-            before = solver
             options = self.options(candidate)
             if options:
                 cells.setdefault((candidate.start, candidate.stop, candidate.submesh), []).extend(options)
