@@ -5,7 +5,8 @@
 Twenty valid plans are drawn by seed before anything is measured: one mesh of both ranks or a stage on each, any cut, any strategies,
 with and without recomputation, several numbers of microbatches. Then `calibrate cluster=laptop` measures primitives (no plan is among
 them), all plans are predicted from these alone, and then run in turns, beside the plan that the search chooses on the calibrated cluster
-and those of other systems. Each round runs all of them in an order of its own; a repeat is the median of some steps, on the slower rank.
+and those of other systems. A repeat goes through all of them several times, each time in an order of its own, a few steps of each: a slow
+half minute of the machine is no single plan's. It is the median of a plan's steps, on the slower rank.
 
 Promises, status 1 where one does not hold: measured step times differ by 2 and more; at least 12 of the drawn plans are distinguishable,
 each from each (95 % interval of the ratio of their times in a round); over these the rank correlation of prediction and measurement is 0.9
@@ -57,7 +58,7 @@ from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.prepare import Prepared
 
-NUM_PLANS, NUM_STEPS = 20, 5
+NUM_PLANS, NUM_PASSES, NUM_STEPS = 20, 3, 4
 LEAST_SPREAD, LEAST_DISTINGUISHABLE, LEAST_CORRELATION, MOST_OVER_BEST, MOST_OFF = 2.0, 12, 0.9, 1.05, 0.15
 MICROBATCHES = (1, 2, 4, 8, 16)
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided 95 %, by repeats
@@ -235,7 +236,10 @@ def run_plans(plans: Mapping[str, SimulatedPlan], cluster: ClusterSpec, runs: st
             write_text(Path(folder) / f"{number}.json", plan_to_json(make_plan(step, plan, cluster, SCHEDULE)))
             rows.append(step.num_microbatches)
         words = [f"cluster={cluster.name}", f"runs={runs}", *PROBLEM]
-        write_json(Path(folder) / "request.json", {"overrides": words, "microbatches": rows, "repeats": repeats, "steps": NUM_STEPS})
+        write_json(
+            Path(folder) / "request.json",
+            {"overrides": words, "microbatches": rows, "repeats": repeats, "passes": NUM_PASSES, "steps": NUM_STEPS},
+        )
         run_ranks(Ranks(2, 2, Place.THIS_MACHINE, {"JAX_PLATFORMS": "cpu", **CPU_RANK}), (str(RANK), folder), os.environ)
         seconds = read_json(Path(folder) / "seconds.json")
     return [

@@ -72,8 +72,12 @@ def main(folder: Path) -> None:
     order = random.Random(0)
     seconds: list[list[float]] = [[] for _ in running]
     for _ in range(request["repeats"]):
-        for number in order.sample(range(len(running)), len(running)):  # so that no plan always has the same one before it
-            seconds[number].append(timed(running[number], request["steps"], context))
+        steps: list[list[float]] = [[] for _ in running]
+        for _ in range(request["passes"]):
+            for number in order.sample(range(len(running)), len(running)):  # so that no plan always has the same one before it
+                steps[number] += timed(running[number], request["steps"], context)
+        for one, taken in zip(seconds, steps, strict=True):
+            one.append(median(taken))
     if context.rank == 0:
         write_json(folder / "seconds.json", seconds)
 
@@ -122,15 +126,15 @@ def placed(plan: ParallelPlan, context: MeshContext) -> MeshContext:
     return replace(context, mesh_index=index, mesh=mesh, local_device=local_device, ranks=plan.mesh_devices)
 
 
-def timed(one: Running, num_steps: int, context: MeshContext) -> float:
-    """Median seconds of some steps, each on the slower rank."""
+def timed(one: Running, num_steps: int, context: MeshContext) -> list[float]:
+    """Seconds of some steps, each on the slower rank."""
     seconds: list[float] = []
     for _ in range(num_steps):
         context.world.Barrier()
         began = time.perf_counter()
         one.step()
         seconds.append(time.perf_counter() - began)
-    return median(max(both) for both in zip(*context.world.allgather(seconds), strict=True))
+    return [max(both) for both in zip(*context.world.allgather(seconds), strict=True)]
 
 
 if __name__ == "__main__":
