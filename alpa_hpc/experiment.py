@@ -22,7 +22,16 @@ from alpa_hpc.launch.profiling import StoreProfiler
 from alpa_hpc.launch.site import Platform, site_environment, use_site
 from alpa_hpc.launch.slurm_launcher import SlurmLauncher
 from alpa_hpc.launch.status import reporting
-from alpa_hpc.parts import cost_store, counted_flop, open_training_data, predicted_here, prepared, store_result, whole_cluster
+from alpa_hpc.parts import (
+    cost_store,
+    counted_flop,
+    key_of_search,
+    open_training_data,
+    predicted_here,
+    prepared,
+    store_result,
+    whole_cluster,
+)
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
@@ -35,6 +44,7 @@ from alpa_hpc.profile_job import profile_here
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
+from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
@@ -122,19 +132,31 @@ def plan_run(paths: RunPaths) -> None:
     launcher = launcher_for(config)
     prepare_target(config.search.check_target, config.cluster.num_devices)
     made = prepared(config, watch.time)
-    with infeasible_noted(paths, config.name, config.search.name):
-        plan, record = plan_experiment(config, made, paths, launcher, watch)
-    write_text(paths.plan, plan_to_json(plan))
+    key = key_of_search(config, made.step)
+    found = read_known(paths.known_plans, key) if key else None
+    if found is None:
+        with infeasible_noted(paths, config.name, config.search.name):
+            found = searched(config, made, paths, launcher, watch)
+        if key:
+            write_known(paths.known_plans, key, found)
+    write_text(paths.plan, plan_to_json(found.plan))
+    own = {**fingerprint(config, found.plan), "searched_by": found.searched_by, "seconds": watch.seconds}
+    write_json(paths.planning, {**found.planning, **own})
+    store_result(config, paths)
+    sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in found.planning["check"]["mismatches"]))
+    before = "" if found.searched_by == str(paths.root) else f" (found by {found.searched_by}, which was asked the same)"
+    sys.stderr.write(f"planned: {chosen_words(found.planning)}{before}\n")
+    if config.mode is Mode.FULL:
+        launcher.planned(paths)
+
+
+def searched(config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher: Launcher, watch: Stopwatch) -> FoundPlan:
+    """Search for a plan, and tell of it what planning.json tells."""
+    plan, record = plan_experiment(config, made, paths, launcher, watch)
     remat = any(stage.remat for stage in plan.stages)
     flop = iteration_flop(config.model, made.step, config.training.batch_size, remat=remat, count=counted_flop)
     here = predicted_here(config, made.step, record, os.cpu_count() or 1)
-    document = planning_document(record, made.step, watch.seconds, flop, here)
-    write_json(paths.planning, {**fingerprint(config, plan), **document})
-    store_result(config, paths)
-    sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in record.checked.mismatches))
-    sys.stderr.write(f"planned: {chosen_words(document)}\n")
-    if config.mode is Mode.FULL:
-        launcher.planned(paths)
+    return FoundPlan(plan, planning_document(record, made.step, flop, here), str(paths.root))
 
 
 def plan_experiment(

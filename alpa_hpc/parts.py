@@ -14,6 +14,8 @@ from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
 from alpa_hpc.launch.site import Platform, site_environment
 from alpa_hpc.planner.search import SCHEDULES, seconds_on
+from alpa_hpc.profiling.options import CostSource
+from alpa_hpc.report.known_plans import search_key
 from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.stages.options import with_layers_for
@@ -69,6 +71,14 @@ def predicted_here(config: ExperimentConfig, step: LayeredStep, record: Planning
     if twin is config.cluster:
         return MachinePrediction(chosen.timeline.seconds, Basis.CALIBRATION)
     return MachinePrediction(seconds_on(twin, step, chosen, SCHEDULES[config.schedule.kind]), Basis.CALIBRATION)
+
+
+def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
+    """The key of all that decides what a search finds, or None where it is going to measure."""
+    if config.profiling.source is CostSource.MEASURED:
+        return None
+    asked = (config.model, config.training.batch_size, config.cluster, config.search, config.schedule)
+    return search_key((step.key, *asked, calibrated_twin(config), os.cpu_count()))
 
 
 def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -100,3 +101,37 @@ def test_a_sweep_of_searches_ends_in_one_table(tmp_path: Path, capsys: pytest.Ca
     assert result["gap"] == result["objective_seconds"] / result["lower_bound_seconds"] - 1 >= 0
     assert [explain.main([str(folder)]) for folder in (planned, lacking)] == [0, 1]
     assert re.search(r"bound +.* \(gap .* %\)\n(.*\n)*plan +none fits: .* are missing at least", capsys.readouterr().out)
+
+
+def test_the_same_search_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["mode=plan", f"runs={tmp_path}"]
+    first, second = (RunPaths(run(compose_experiment("quickstart", [*TINY, *asked]))) for _ in range(2))
+    assert second.plan.read_text() == first.plan.read_text()
+    made, known = read_json(first.planning), read_json(second.planning)
+    differing = {name for name in made if made[name] != known[name]}
+    assert differing <= {"seconds"}
+    assert {"solve", "simulate"} <= set(made["seconds"]) and "solve" not in known["seconds"]
+    assert made["searched_by"] == known["searched_by"] == str(first.root)
+    assert f"found by {first.root}, which was asked the same" in capsys.readouterr().err
+    explain.main([str(second.root)])
+    assert f"searched by {first.root}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["training.batch_size=4", "search.num_best=1", "cluster.intra_node.bandwidth=1e9", "model.hidden=32"])
+def test_another_search_is_made(tmp_path: Path, change: str) -> None:
+    asked = ["mode=plan", f"runs={tmp_path}"]
+    runs = [RunPaths(run(compose_experiment("quickstart", [*TINY, *asked, *more]))) for more in ([], [change])]
+    assert [read_json(paths.planning)["searched_by"] for paths in runs] == [str(paths.root) for paths in runs]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"gap"', '"gab"'), lambda _: "[]", lambda _: "\0"])
+def test_what_is_damaged_is_not_known(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    asked = [*TINY, "mode=plan", f"runs={tmp_path}"]
+    first = RunPaths(run(compose_experiment("quickstart", asked)))
+    [kept] = first.known_plans.iterdir()
+    text = kept.read_text()
+    assert damage(text) != text
+    kept.write_text(damage(text))
+    second = RunPaths(run(compose_experiment("quickstart", asked)))
+    assert read_json(second.planning)["searched_by"] == str(second.root)
+    assert second.plan.read_text() == first.plan.read_text()

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 def write_plan(paths: RunPaths, planning: dict[str, Any], stream: TextIO) -> None:
     """Write a plan for a person: the whole, a line a stage, a line for each plan that lost."""
     lines = [f"run         {paths.root}", f"experiment  {paths.name}", *overview_lines(planning)]
+    if planning.get("searched_by", str(paths.root)) != str(paths.root):
+        lines.append(f"searched by {planning['searched_by']}, which was asked the same")
     stream.write("\n".join(lines) + "\n\n")
     write_table(STAGE_HEADERS, stage_table(planning), stream)
     lost = runner_up_lines(planning)

@@ -97,6 +97,11 @@ class RunPaths:
         return self.root.parent.parent / SOLUTIONS_FOLDER
 
     @property
+    def known_plans(self) -> Path:
+        """What searches found, shared likewise."""
+        return self.solutions / "plans"
+
+    @property
     def status_folder(self) -> Path:
         """The folder of the jobs' status files."""
         return self.root / "status"

@@ -53,15 +53,12 @@ class MachinePrediction:
     basis: Basis
 
 
-def planning_document(
-    record: PlanningRecord, step: LayeredStep, seconds: dict[str, float], flop: float, here: MachinePrediction
-) -> dict[str, Any]:
-    """The document as plain data."""
+def planning_document(record: PlanningRecord, step: LayeredStep, flop: float, here: MachinePrediction) -> dict[str, Any]:
+    """The document as plain data, but for how long it took."""
     chosen, cluster = record.chosen, record.pricer.cluster
     iteration, objective, bound = chosen.timeline.seconds, chosen.partition.objective_seconds, chosen.partition.lower_bound
     return {
         "search": record.search.name,
-        "seconds": seconds,
         "counts": counts(record, step),
         "num_microbatches": step.num_microbatches,
         "objective_seconds": objective,

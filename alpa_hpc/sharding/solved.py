@@ -61,12 +61,17 @@ def run_key(parts: Iterable[str]) -> str:
     return digest.hexdigest()[:32]
 
 
-@cache
 def rules_key() -> bytes:
     """A digest of the source that decides values: another version of it knows nothing."""
+    return source_key(_DECIDING)
+
+
+@cache
+def source_key(folders: tuple[str, ...]) -> bytes:
+    """A digest of the source in some of the package's folders ("" = all of it)."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
-    for folder in _DECIDING:
+    for folder in folders:
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(f"{path.relative_to(package)}:{path.stat().st_size}:".encode())
             digest.update(path.read_bytes())
