@@ -7,6 +7,7 @@ whose dims are all awkward keeps them.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from jax.extend.core import Jaxpr, Literal, Var
@@ -36,29 +37,52 @@ def awkward_values(step: LayeredStep) -> Mapping[int, Dims]:
     return {value: dims for value, dims in found.items() if len(dims) < len(step.values[value].shape)}
 
 
-@lru_cache(maxsize=256)
 def awkward_dims(layer: Layer) -> Mapping[Var, Dims]:
     """For each variable of the layer's forward and backward, its dims of awkward classes."""
-    return _marked(layer_classes(layer), (layer.forward.jaxpr, layer.backward.jaxpr))
+    return _awkward_dims(_programs(layer))
+
+
+def layer_classes(layer: Layer) -> DimSets:
+    """The classes of the dims of the layer's forward and backward."""
+    return _classes(_programs(layer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """What decides the classes of a layer; equal layers share it. `returned` = positions of the outputs that have a cotangent."""
+
+    forward: Jaxpr
+    backward: Jaxpr
+    num_outputs: int
+    returned: tuple[int, ...]
+    num_cotangents_out: int
+
+
+def _programs(layer: Layer) -> _Programs:
+    returned = tuple(layer.outputs.index(value) for value in layer.cotangent_outputs)
+    return _Programs(layer.forward.jaxpr, layer.backward.jaxpr, len(layer.outputs), returned, len(layer.cotangent_inputs))
 
 
 @lru_cache(maxsize=256)
-def layer_classes(layer: Layer) -> DimSets:
-    """The classes of the dims of the layer's forward and backward."""
+def _awkward_dims(programs: _Programs) -> Mapping[Var, Dims]:
+    return _marked(_classes(programs), (programs.forward, programs.backward))
+
+
+@lru_cache(maxsize=256)
+def _classes(programs: _Programs) -> DimSets:
     classes = DimSets()
-    forward, backward = layer.forward.jaxpr, layer.backward.jaxpr
+    forward, backward = programs.forward, programs.backward
     for program in (forward, backward):
         _join_equations(program, classes)
     num_reads = len(forward.invars)
-    num_outputs = len(layer.outputs)
     for a, b in zip(forward.invars, backward.invars, strict=False):
         _join_variables(a, b, classes)
-    residuals = forward.outvars[num_outputs:]
+    residuals = forward.outvars[programs.num_outputs :]
     for a, b in zip(residuals, backward.invars[num_reads:], strict=False):
         _join_variables(a, b, classes)
-    for value, cotangent in zip(layer.cotangent_outputs, backward.invars[num_reads + len(residuals) :], strict=True):
-        _join_variables(forward.outvars[layer.outputs.index(value)], cotangent, classes)
-    for param, gradient in zip(forward.invars, backward.outvars[len(layer.cotangent_inputs) :], strict=False):
+    for position, cotangent in zip(programs.returned, backward.invars[num_reads + len(residuals) :], strict=True):
+        _join_variables(forward.outvars[position], cotangent, classes)
+    for param, gradient in zip(forward.invars, backward.outvars[programs.num_cotangents_out :], strict=False):
         _join_variables(param, gradient, classes)
     for program in (forward, backward):
         _mark_squares(program, classes)
