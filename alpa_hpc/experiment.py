@@ -14,6 +14,7 @@ import jax
 
 from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
 from alpa_hpc.errors import ConfigError
+from alpa_hpc.garbage import seldom_collected
 from alpa_hpc.launch.files import read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
 from alpa_hpc.launch.options import LauncherKind
@@ -159,6 +160,7 @@ def searched(config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher
     return FoundPlan(plan, planning_document(record, made.step, flop, here), str(paths.root))
 
 
+@seldom_collected()
 def plan_experiment(
     config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher: Launcher, watch: Stopwatch
 ) -> tuple[ParallelPlan, PlanningRecord]:

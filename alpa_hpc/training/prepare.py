@@ -1,14 +1,12 @@
 """(Model, options) -> the traced train step and its layers: what the planning job, profiling tasks and ranks all derive for themselves."""
 
-import gc
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 
 from alpa_hpc.errors import TraceError
+from alpa_hpc.garbage import seldom_collected
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
@@ -20,18 +18,6 @@ from alpa_hpc.training.options import TrainingOptions
 from alpa_hpc.training.step import TrainStep, build_train_step
 
 
-@contextmanager
-def without_cycle_collection() -> Generator[None]:
-    """Python does not look for cyclic garbage while many objects are made that stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A train step as written, as traced, and cut into layers."""
@@ -41,7 +27,7 @@ class Prepared:
     step: LayeredStep
 
 
-@without_cycle_collection()  # jaxprs are many small objects: to look for cycles is a third of the time (measured)
+@seldom_collected()
 def prepare(
     model: Model,
     training: TrainingOptions,
