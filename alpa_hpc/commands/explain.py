@@ -1,5 +1,7 @@
 """`python -m alpa_hpc explain [RUN]` -> the plan of a run: stages, meshes, layers, time, memory, bound, and why the others lost.
 
+--layer N shows how a layer is split, --layer N --node NAME what every other strategy there would have cost.
+
 Exit status: 0 there is a plan, 1 there is none that fits, 2 it cannot be told (planning has not ended, no such run).
 """
 
@@ -22,7 +24,11 @@ def main(arguments: Sequence[str]) -> int:
     """Print why a run's plan is what it is."""
     parser = argparse.ArgumentParser(prog="python -m alpa_hpc explain", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add_run_arguments(parser)
+    parser.add_argument("--layer", type=int, metavar="N", help="how layer N is split: its nodes and their strategies")
+    parser.add_argument("--node", metavar="NAME", help="of this node of the layer, every strategy and what it would have cost")
     asked = parser.parse_args(arguments)
+    if asked.node is not None and asked.layer is None:
+        parser.error("--node NAME is a node of a layer: say which by --layer N")
     paths = find_run(asked.run, asked.runs)
     result = read_json(paths.result) if paths.result.exists() else {}
     if "infeasible" in result:
@@ -31,7 +37,13 @@ def main(arguments: Sequence[str]) -> int:
     if not paths.planning.exists():
         view = view_run(paths)
         raise LaunchError(f"{paths.root} has no plan: the run is {view.phase.value}{f' ({view.reason})' if view.reason else ''}")
-    write_plan(paths, read_json(paths.planning), sys.stdout)
+    planning = read_json(paths.planning)
+    if asked.layer is None:
+        write_plan(paths, planning, sys.stdout)
+    else:
+        from alpa_hpc.commands.explain_layer import write_layer  # late: it traces the model, and takes jax to do so
+
+        write_layer(paths, planning, asked.layer, asked.node, sys.stdout)
     return 0
 
 

@@ -139,6 +139,7 @@ def stage_rows(partition: StagePartition) -> list[dict[str, Any]]:
             "submesh": [choice.submesh.num_nodes, choice.submesh.devices_per_node],
             "shape": [choice.option.shape.rows, choice.option.shape.cols],
             "remat": choice.option.remat,
+            "variant": choice.option.variant,
             "seconds_a_microbatch": choice.option.seconds,
             "measured": choice.option.measured,
         }
