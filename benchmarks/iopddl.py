@@ -88,6 +88,8 @@ def _run(file: Path, seconds: float, seed: int, folder: Path | None) -> None:
         answer = search(problem.flat, options, Deadline(loaded + seconds))
     except NoRoomError as error:
         raise SolverError(_shortage(problem, options)) from error
+    if answer.bound == math.inf:
+        raise SolverError("no assignment is allowed: there is none that keeps the limit and pays a finite cost")
     if not len(answer.choices):
         raise SolverError(f"no assignment was found in {seconds:g} s, none costs less than {answer.bound:.0f}")
     solved = time.monotonic() - loaded

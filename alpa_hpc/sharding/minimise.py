@@ -39,31 +39,63 @@ class Minimum:
     """the variables that remain"""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Elimination:
+    """How variables are going to leave: `steps` with `names` and sizes of variables by when they leave."""
+
+    tables: Tables
+    names: Ints
+    steps: Steps
+
+    @property
+    def num_leaving(self) -> int:
+        """Variables that leave."""
+        return len(self.steps.splits)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all variables leave."""
+        return self.num_leaving == len(self.names)
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all tables together."""
+        return int(self.steps.num_entries)
+
+    @property
+    def num_sums(self) -> float:
+        """Entries of all joint tables together: how long it takes."""
+        made = np.diff(np.append(self.steps.offsets[len(self.tables.offsets) :], self.steps.num_entries))
+        return float(made @ self.steps.sizes[: self.num_leaving].astype(np.float64))
+
+
 def minimise(tables: Tables, keep: frozenset[int], table_cap: int) -> Minimum:
     """Let every variable outside `keep` leave whose sum of tables has at most `table_cap` entries."""
-    order = _order(tables, keep, table_cap)
+    return carry_out(prepare(tables, keep, table_cap))
+
+
+def prepare(tables: Tables, keep: frozenset[int], table_cap: int) -> Elimination:
+    """Find the order and the steps, which take next to no time."""
+    kept = np.isin(tables.names, np.fromiter(keep, np.int64, len(keep)))
+    order = elimination_order(tables.sizes, tables.scope_starts, tables.scopes, kept, float(table_cap))
     stays = np.ones(len(tables.sizes), dtype=np.bool_)
     stays[order] = False
     by_leaving = np.concatenate([order, np.flatnonzero(stays)])
     place = np.empty(len(by_leaving), dtype=np.int64)
     place[by_leaving] = np.arange(len(by_leaving))
-    sizes, names = tables.sizes[by_leaving], tables.names[by_leaving]
+    sizes = tables.sizes[by_leaving]
     steps = make_steps(place, sizes, tables.scope_starts, tables.scopes, tables.offsets, len(tables.scores), len(order))
+    return Elimination(tables, tables.names[by_leaving], steps)
+
+
+def carry_out(elimination: Elimination) -> Minimum:
+    """Let the variables leave."""
+    tables, steps, count = elimination.tables, elimination.steps, elimination.num_leaving
     entries = run_steps(steps, tables.scores)
     scope_starts, scopes, offsets, scores = tables_left(steps, entries)
     constant = tables.constant + float(entries[steps.offsets[steps.constants]].sum())
-    left = Tables(names[len(order) :], sizes[len(order) :], scope_starts, scopes - len(order), offsets, scores, constant)
-    return Minimum(left, Undo(names, steps, entries), left.variables)
-
-
-def is_too_wide(tables: Tables, table_cap: int) -> bool:
-    """Whether not all variables can leave."""
-    return len(_order(tables, frozenset(), table_cap)) < len(tables.names)
-
-
-def _order(tables: Tables, keep: frozenset[int], table_cap: int) -> Ints:
-    kept = np.isin(tables.names, np.fromiter(keep, np.int64, len(keep)))
-    return elimination_order(tables.sizes, tables.scope_starts, tables.scopes, kept, float(table_cap))
+    left = Tables(elimination.names[count:], steps.sizes[count:], scope_starts, scopes - count, offsets, scores, constant)
+    return Minimum(left, Undo(elimination.names, steps, entries), left.variables)
 
 
 def restore(undo: Undo, choices: Mapping[int, int]) -> dict[int, int]:

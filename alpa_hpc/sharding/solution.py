@@ -11,8 +11,8 @@ from alpa_hpc.errors import SolverError
 from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.problem import ShardingProblem
 
-# Relative to the objective: what a solver's arithmetic and sums in another order may differ by.
-TOLERANCE = 1e-6
+TOLERANCE = 1e-6  # of the objective: what a solver's arithmetic may be off by
+ROUNDING = 1e-13  # of the largest cost, which need not be paid: what sums in another order are off by
 
 
 class SolveStatus(Enum):
@@ -81,7 +81,7 @@ def certify(
     checked = evaluate(problem, choices)
     if checked.violations:
         raise SolverError(f"the solver's answer is refused: {'; '.join(checked.violations[:3])}")
-    tolerance = TOLERANCE * max(abs(checked.seconds), 1e-3 * _largest_cost(problem))
+    tolerance = max(TOLERANCE * abs(checked.seconds), ROUNDING * _largest_cost(problem))
     if abs(checked.seconds - claim.seconds) > tolerance:
         raise SolverError(f"the solver claims {claim.seconds:.9g} s, its choices cost {checked.seconds:.9g} s: its answer is refused")
     if claim.lower_bound > checked.seconds + tolerance:

@@ -64,8 +64,8 @@ def solve(problem: ShardingProblem, options: SolverOptions | None = None) -> Sha
 def _answer(problem: ShardingProblem, means: SearchOptions, deadline: Deadline) -> FlatAnswer:
     flat = flatten(problem)
     if problem.memory_limit < inf:
-        free = optimum_without_memory(flatten(replace(problem, memory_limit=inf)), flat, means)
-        if len(free.choices):
+        free = optimum_without_memory(flatten(replace(problem, memory_limit=inf)), flat, means, deadline)
+        if len(free.choices) or free.bound == inf:
             return free
     return search(flat, means, deadline)
 
@@ -73,13 +73,16 @@ def _answer(problem: ShardingProblem, means: SearchOptions, deadline: Deadline) 
 def _why_infeasible(problem: ShardingProblem, means: SearchOptions, deadline: Deadline) -> AlpaError:
     """What to tell the user where nothing fits: the least bytes any allowed choice needs, and who needs them."""
     flat = flatten(problem)
+    nodes = f"the {flat.num_nodes} nodes, {name_of(problem, 0)} to {name_of(problem, flat.num_nodes - 1)},"
+    not_allowed = f"no choice of strategies for {nodes} avoids forbidden strategies and missing reshardings"
     if problem.memory_limit == inf:
-        nodes = f"the {flat.num_nodes} nodes, {name_of(problem, 0)} to {name_of(problem, flat.num_nodes - 1)},"
-        return InfeasibleError(f"no choice of strategies for {nodes} avoids forbidden strategies and missing reshardings")
+        return InfeasibleError(not_allowed)
     try:
         shortage = find_shortage(flat, means, deadline.within(10.0).later(10.0))
     except NotAllowedError as error:
-        return InfeasibleError(f"no choice of strategies avoids forbidden ones and missing reshardings, not even without a limit: {error}")
+        return InfeasibleError(f"{not_allowed}, not even without a limit: {error}")
+    if shortage.least_bytes == inf:
+        return InfeasibleError(f"{not_allowed}, not even without a limit")
     if shortage.missing_bytes <= 0:
         return SolverError("the solver says that nothing fits, but something does: its answer is refused")
     return InfeasibleError(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa_hpc.sharding.minimise import Undo, is_too_wide, minimise, restore
+from alpa_hpc.sharding.minimise import Undo, minimise, prepare, restore
 from alpa_hpc.sharding.tables import joined
 from tests.sharding.networks import Table, entry, random_table, separate, tables_of, whole
 
@@ -52,7 +52,7 @@ def test_a_cap_leaves_wide_variables_and_loses_nothing(network: Network, table_c
     rest = minimise(least.tables, frozenset(), WIDE)
     best = minimise(tables_of(tables), frozenset(), WIDE)
     assert rest.tables.constant == best.tables.constant
-    assert is_too_wide(tables_of(tables), table_cap) == bool(minimise(tables_of(tables), frozenset(), table_cap).left)
+    assert prepare(tables_of(tables), frozenset(), table_cap).is_complete != bool(minimise(tables_of(tables), frozenset(), table_cap).left)
     complete = dict.fromkeys(range(len(sizes)), 0) | restore(least.undo, restore(rest.undo, {}))
     assert entry(tables, complete) == best.tables.constant
 
@@ -94,6 +94,13 @@ def test_no_table_above_the_cap_is_made() -> None:
     tables = tables_of([Table((v, v + 1), np.ones((5, 5))) for v in range(4)])
     assert minimise(tables, frozenset(), 25).left == frozenset()
     assert minimise(tables, frozenset(), 24).left == frozenset(range(5))
+
+
+def test_entries_and_sums_are_known_beforehand() -> None:
+    tables = tables_of([Table((v, v + 1), np.ones((5, 5))) for v in range(4)])
+    elimination = prepare(tables, frozenset(), 25)
+    assert elimination.num_entries == 4 * 25 + 4 * 5 + 1
+    assert elimination.num_sums == 4 * 25 + 5
 
 
 def test_other_names_give_the_same_tables() -> None:
