@@ -210,7 +210,9 @@ def test_a_stage_needs_what_its_hungriest_layer_needs_and_no_less_than_an_even_s
     shape = MeshShape(2, 2)
     layers = gpt(0, 3, remat=False)
     each = [backward_workspace([ChosenSplit(layer, shape)]) for layer in layers]
-    assert chosen_workspace(layers, shape) >= 0.99 * max(each), "layers share what they make of the same parameter"
+    assert chosen_workspace(layers, shape) >= 0.95 * max(each), (
+        "layers share what they make of the same parameter, and have an order of their own"
+    )
     assert len(set(each)) > 1
     for layer in layers:
         assert chosen_workspace((layer,), shape) >= evenly_split_workspace(layer.problem, shape.num_devices)
