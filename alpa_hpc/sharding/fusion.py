@@ -19,7 +19,6 @@ from alpa_hpc.sharding.work_kind import Work
 NOTHING: frozenset[int] = frozenset()
 MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
-COLLECTIVE_SECONDS, COLLECTIVE_RATE = 2e-5, 4e11  # of the shortest, and bytes/s of the larger side of those of H100s in a node, likewise
 
 
 def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
@@ -30,11 +29,6 @@ def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequenc
         memory.run(step)
     memory.add_waiting()
     return memory.lifetimes
-
-
-def collective_seconds(num_bytes: float) -> float:
-    """What a collective takes whose larger side has so many bytes a device, as XLA thinks when it orders kernels."""
-    return COLLECTIVE_SECONDS + num_bytes / COLLECTIVE_RATE
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +111,7 @@ class _Memory:
 
     def _exchange(self, step: Exchange) -> None:
         read, made = step.read.num_bytes, step.made.num_bytes
-        arrived = self.lifetimes.exchange(self.place(step.read).sources, made, collective_seconds(max(read, made)))
+        arrived = self.lifetimes.exchange(self.place(step.read).sources, made, max(read, made))
         self.placed[step.made] = _Placed(arrived, solid=True)
 
     def _hold(self, step: Hold) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from alpa_hpc.sharding.lifetimes import Kernel
 
+LATENCY, RATE = 2e-5, 4e11  # seconds of any collective and bytes/s of its larger side, as XLA thinks of those of H100s in a node
+
 
 def ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
     """The kernels, which may be listed in any order, as XLA runs them."""
@@ -32,11 +34,16 @@ def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]]) -> list[float]
     while ready:
         one = ready.pop()
         for index in readers[one]:
-            depths[index] = max(depths[index], depths[one] + kernels[one].hidden)
+            depths[index] = max(depths[index], depths[one] + _seconds(kernels[one]))
             waits_for[index] -= 1
             if waits_for[index] == 0:
                 ready.append(index)
     return depths
+
+
+def _seconds(kernel: Kernel) -> float:
+    """From the start of a collective, if it is one, to its end."""
+    return LATENCY + kernel.moved / RATE if kernel.moved else 0.0
 
 
 _Queue = list[tuple[float, int]]
@@ -83,8 +90,8 @@ class _Order:
     def _free(self, index: int) -> None:
         """Nobody waits for a kernel any more."""
         kernel = self.kernels[index]
-        if kernel.hidden > 0:
-            heapq.heappush(self.starts, (self.now + kernel.hidden, index))
+        if kernel.moved:
+            heapq.heappush(self.starts, (self.now + _seconds(kernel), index))
         else:
             heapq.heappush(self.ends if kernel.ends else self.others, (-self.depths[index], -index))
 
@@ -95,6 +102,6 @@ class _Order:
             heapq.heappush(self.others, (-self.depths[index] or math.inf, -index))
         found = self.ends if self.ends and not self.under_way else self.others
         index = -heapq.heappop(found)[1]
-        if self.kernels[index].ends or self.kernels[index].hidden > 0:
+        if self.kernels[index].ends or self.kernels[index].moved:
             self.under_way = self.kernels[index].ends
         return index

@@ -14,7 +14,7 @@ class Kernel:
 
     elements: of the array that it goes through; 0 where it cannot be one kernel with others that go through as many
     seconds:  how long it is thought to run
-    hidden:   seconds from the start of a collective, if it is one, to its end, while other kernels run
+    moved:    bytes of the larger side of the collective that it starts; 0 where it starts none
     ends:     whether it is the end of a collective
     """
 
@@ -23,7 +23,7 @@ class Kernel:
     over: frozenset[int]
     elements: float = 0.0
     seconds: float = 0.0
-    hidden: float = 0.0
+    moved: float = 0.0
     ends: bool = False
 
 
@@ -54,13 +54,13 @@ class Lifetimes:
         self.kernels.append(Kernel(reads, made, over, elements, seconds))
         return made
 
-    def exchange(self, reads: frozenset[int], num_bytes: float, seconds: float) -> frozenset[int]:
-        """A collective that takes `seconds`: its start and its end, two kernels. What arrives, and what says that it is there.
+    def exchange(self, reads: frozenset[int], num_bytes: float, moved: float) -> frozenset[int]:
+        """A collective: its start and its end, two kernels. What arrives, and what says that it is there; `moved` as Kernel has it.
 
         What arrives has memory of its own from the start on, and what leaves keeps its until the end.
         """
         [arriving], [arrived] = self._values((num_bytes,)), self._values((0.0,))
-        self.kernels.append(Kernel(reads, (arriving,), frozenset(), hidden=seconds))
+        self.kernels.append(Kernel(reads, (arriving,), frozenset(), moved=moved))
         self.kernels.append(Kernel(reads | {arriving}, (arrived,), frozenset(), ends=True))
         return frozenset((arriving, arrived))
 

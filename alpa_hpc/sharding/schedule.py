@@ -120,6 +120,6 @@ def _union(parts: Sequence[Kernel]) -> Kernel:
         over=frozenset(value for part in parts for value in part.over),
         elements=parts[0].elements,
         seconds=max(part.seconds for part in parts),
-        hidden=sum(part.hidden for part in parts),
+        moved=sum(part.moved for part in parts),
         ends=parts[0].ends,
     )

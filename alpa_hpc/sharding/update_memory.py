@@ -12,7 +12,6 @@ from math import prod
 
 from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.fusion import collective_seconds
 from alpa_hpc.sharding.kernel_order import ordered
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, reshard_moves
@@ -166,7 +165,7 @@ class _Listing:
     def _collective(self, one: _Exchange, sources: frozenset[int], move: Move) -> frozenset[int]:
         before, after = one.bytes_in(move.before), one.bytes_in(move.after)
         self.started[len(self.lifetimes.kernels)] = (move.lane, one.itemsize, after)
-        return self.lifetimes.exchange(sources, after, collective_seconds(max(before, after)))
+        return self.lifetimes.exchange(sources, after, max(before, after))
 
     def _bytes(self) -> float:
         return self.lifetimes.bytes_beside_kept(ordered(self._combined()))
