@@ -3,7 +3,7 @@
 Equal functions of equal tiles are one step, as XLA's elimination of common subexpressions makes them, and what nobody wants is no step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -26,10 +26,11 @@ from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """A device's piece of a tensor, as it is in some spec."""
+    """A device's piece of a tensor, as it is in some spec; `original` = the one of which it is a broadcast, if it is one."""
 
     num_bytes: float
     itemsize: int
+    original: "Tile | None" = None
 
     @property
     def elements(self) -> float:
@@ -96,12 +97,15 @@ class LayerTiles:
     """The tiles of a layer that were made so far, in every spec that somebody asked for, and the steps that made them.
 
     Layers that run in one task share `functions`: what one of them has made of the same tiles, another does not make again.
-    `barriers`: whether one hides that what is behind it is the same.
+    `gpu`: whether XLA compiles for GPUs: a barrier then hides that what is behind it is the same, and instead of a broadcast its original
+    is gathered.
+    `left` = the specs of tensors that stay as they are made.
     """
 
     split: AbstractSplit
     functions: Functions = field(default_factory=Functions)
-    barriers: bool = True
+    gpu: bool = True
+    left: Mapping[int, Spec] = field(default_factory=dict[int, Spec])
     steps: list[TileStep] = field(default_factory=list[TileStep])
     _tiles: dict[tuple[int, Spec], Tile] = field(default_factory=dict[tuple[int, Spec], Tile])
     _arriving: dict[int, tuple[Tile, Spec]] = field(default_factory=dict[int, tuple[Tile, Spec]])
@@ -126,7 +130,7 @@ class LayerTiles:
 
     def hold(self, tensors: Iterable[int], origin: Origin) -> None:
         """A barrier in front of tensors, each in its own spec; what they are in other specs is forgotten."""
-        if not self.barriers:
+        if not self.gpu:
             return
         held = {tensor: self.get(tensor, origin) for tensor in tensors}
         signature = ("barrier", *held.values())
@@ -150,8 +154,8 @@ class LayerTiles:
         """A tensor's tile in its own spec."""
         return self._in_spec(tensor, self.split.own(tensor), origin)
 
-    def _tile(self, tensor: int, spec: Spec) -> Tile:
-        return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor))
+    def _tile(self, tensor: int, spec: Spec, original: Tile | None = None) -> Tile:
+        return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor), original)
 
     def _in_spec(self, tensor: int, spec: Spec, origin: Origin) -> Tile:
         """The tile of a tensor in a spec, brought there if it was not yet."""
@@ -177,7 +181,7 @@ class LayerTiles:
         else:
             made = self._computed(eqn, record, text, reads, specs)
         for tensor, tile, spec in zip(record.results, made, specs, strict=True):
-            own = self.split.own(tensor)
+            own = self.left.get(tensor, self.split.own(tensor))
             self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
 
     def _computed(
@@ -186,7 +190,8 @@ class LayerTiles:
         """What an equation makes in specs of tiles that it reads; computed if it was not yet."""
         signature = (text, frozenset(reads) if eqn.primitive.name in COMMUTATIVE else reads, specs)
         if signature not in self.functions:
-            made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
+            original = reads[0] if eqn.primitive.name == "broadcast_in_dim" and reads else None
+            made = tuple(self._tile(tensor, spec, original) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
             turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
             turns = work is Work.CONVOLUTION and makes_kernel(eqn)
@@ -223,15 +228,18 @@ class LayerTiles:
         for move in reshard_moves(source, target, self.split.shape):
             num_bytes = self.split.num_bytes(tensor, move.after)
             if move.is_local:
-                tile = self._cut(tile, move, num_bytes)
+                tile = self._made_of(tile, move, num_bytes)
+            elif self.gpu and tile.original and move.lane.kind is CollectiveKind.ALL_GATHER:
+                gathered = self._exchanged(move.lane, move, tile.original, tile.original.num_bytes * num_bytes / tile.num_bytes, origin)
+                tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes, gathered)
             else:
                 tile = self._exchanged(move.lane, move, tile, num_bytes, origin)
         return tile
 
-    def _cut(self, tile: Tile, how: object, num_bytes: float) -> Tile:
+    def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Tile | None = None) -> Tile:
         signature = (how, tile)
         if signature not in self.functions:
-            made = Tile(num_bytes, tile.itemsize)
+            made = Tile(num_bytes, tile.itemsize, original)
             self.steps.append(Compute(Work.FUSED, (tile,), (made,)))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
