@@ -15,7 +15,7 @@ from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.equation_work import NESTS, itemsize_of
 from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.needed import needed
-from alpa_hpc.sharding.resharding import CollectiveKind, Lane, reshard_moves
+from alpa_hpc.sharding.resharding import CollectiveKind, Lane, Move, Slice, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
@@ -26,16 +26,24 @@ from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """A device's piece of a tensor, as it is in some spec; `original` = the one of which it is a broadcast, if it is one."""
+    """A device's piece of a tensor, as it is in some spec; `original` = what it repeats, if it is a broadcast."""
 
     num_bytes: float
     itemsize: int
-    original: "Tile | None" = None
+    original: "Original | None" = None
 
     @property
     def elements(self) -> float:
         """How many numbers it holds."""
         return self.num_bytes / self.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Original:
+    """What a broadcast repeats: a tile, and which dims of the broadcast are its own."""
+
+    tile: Tile
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +162,7 @@ class LayerTiles:
         """A tensor's tile in its own spec."""
         return self._in_spec(tensor, self.split.own(tensor), origin)
 
-    def _tile(self, tensor: int, spec: Spec, original: Tile | None = None) -> Tile:
+    def _tile(self, tensor: int, spec: Spec, original: Original | None = None) -> Tile:
         return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor), original)
 
     def _in_spec(self, tensor: int, spec: Spec, origin: Origin) -> Tile:
@@ -190,7 +198,8 @@ class LayerTiles:
         """What an equation makes in specs of tiles that it reads; computed if it was not yet."""
         signature = (text, frozenset(reads) if eqn.primitive.name in COMMUTATIVE else reads, specs)
         if signature not in self.functions:
-            original = reads[0] if eqn.primitive.name == "broadcast_in_dim" and reads else None
+            broadcast = eqn.primitive.name == "broadcast_in_dim" and reads
+            original = Original(reads[0], eqn.params["broadcast_dimensions"]) if broadcast else None
             made = tuple(self._tile(tensor, spec, original) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
             turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
@@ -228,15 +237,16 @@ class LayerTiles:
         for move in reshard_moves(source, target, self.split.shape):
             num_bytes = self.split.num_bytes(tensor, move.after)
             if move.is_local:
-                tile = self._made_of(tile, move, num_bytes)
+                tile = self._made_of(tile, move, num_bytes, _cut_original(tile, move))
             elif self.gpu and tile.original and move.lane.kind is CollectiveKind.ALL_GATHER:
-                gathered = self._exchanged(move.lane, move, tile.original, tile.original.num_bytes * num_bytes / tile.num_bytes, origin)
-                tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes, gathered)
+                original = tile.original.tile
+                gathered = self._exchanged(move.lane, move, original, original.num_bytes * num_bytes / tile.num_bytes, origin)
+                tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes)
             else:
                 tile = self._exchanged(move.lane, move, tile, num_bytes, origin)
         return tile
 
-    def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Tile | None = None) -> Tile:
+    def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Original | None = None) -> Tile:
         signature = (how, tile)
         if signature not in self.functions:
             made = Tile(num_bytes, tile.itemsize, original)
@@ -251,6 +261,15 @@ class LayerTiles:
             self.steps.append(Exchange(lane, tile, made, origin))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
+
+
+def _cut_original(tile: Tile, move: Move) -> Original | None:
+    """What a cut of a broadcast repeats, if that need not be cut itself."""
+    match move.steps[0]:
+        case Slice(_, dim) if tile.original and dim not in tile.original.dims:
+            return tile.original
+        case _:
+            return None
 
 
 @lru_cache(maxsize=512)
