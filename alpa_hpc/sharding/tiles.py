@@ -60,7 +60,7 @@ class Compute:
 
     `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory;
     `turns` = its result lies in such an order, so that it is turned where it goes.
-    `beside` = bytes that it needs only while it runs, `flop` = what it computes.
+    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes.
     """
 
     work: Work
@@ -69,7 +69,7 @@ class Compute:
     inside: tuple[tuple["Compute", ...], ...] = ()
     turned: Tile | None = None
     turns: bool = False
-    beside: float = 0.0
+    found: float = 0.0
     flop: float = 0.0
 
 
@@ -204,9 +204,9 @@ class LayerTiles:
             work = Work.FUSED if record.node == FREE else work_of(eqn)
             turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
             turns = work is Work.CONVOLUTION and makes_kernel(eqn)
-            beside = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
+            found = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
-            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, beside, flop))
+            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, found, flop))
             self.functions[signature] = made
         return self.functions[signature]
 
