@@ -4,6 +4,7 @@ A value lives from the kernel that makes it to the last one that reads it; a *ke
 result over an operand of the same size that nobody reads later.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -78,16 +79,19 @@ class Lifetimes:
         made = {value: index for index, kernel in enumerate(order) for value in kernel.makes}
         last = {value: index for index, kernel in enumerate(order) for value in (*kernel.makes, *kernel.reads)}
         over = {value for kernel in order for value in kernel.over}
-        homes = {value: list[int]() for value in sorted(self.kept & made.keys(), key=self.sizes.__getitem__)}
-        for value in sorted(made.keys() - self.kept, key=lambda value: -self.sizes[value]):
-            for home, guests in homes.items():
-                begins = last[self.instead[home]] if home in self.instead else -1
-                ends = made[home] + (home in over and self.sizes[home] == self.sizes[value])
-                apart = all(last[value] < made[guest] or last[guest] < made[value] for guest in guests)
-                if self.sizes[value] <= self.sizes[home] and begins < made[value] and last[value] < ends and apart:
-                    guests.append(value)
-                    break
-        housed = self.kept.union(*homes.values())
+        homes = sorted(self.kept & made.keys(), key=self.sizes.__getitem__)
+        begins = [last[self.instead[home]] if home in self.instead else -1 for home in homes]
+        guests: list[list[int]] = [[] for _ in homes]
+        for value in sorted(
+            (value for value in made if self.sizes[value] and value not in self.kept), key=lambda value: -self.sizes[value]
+        ):
+            for number in range(bisect_left(homes, self.sizes[value], key=self.sizes.__getitem__), len(homes)):
+                ends = made[homes[number]] + (homes[number] in over and self.sizes[homes[number]] == self.sizes[value])
+                if begins[number] < made[value] and last[value] < ends:
+                    if all(last[value] < made[guest] or last[guest] < made[value] for guest in guests[number]):
+                        guests[number].append(value)
+                        break
+        housed = self.kept.union(*guests)
         sizes = [0.0 if value in housed else size for value, size in enumerate(self.sizes)]
         return Lifetimes(sizes).peak_bytes(order)
 
