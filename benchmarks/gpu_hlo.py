@@ -50,6 +50,7 @@ class Case:
 
 
 CASES = (
+    Case("gpt1_3b", 0, 2, (4, 2), remat=False),
     Case("gpt1_3b", 1, 2, (8, 1), remat=True),
     Case("gpt1_3b", 1, 2, (2, 4), remat=False),
     Case("gpt6_7b", 3, 4, (2, 4), remat=False, overrides=("schedule.num_microbatches=256",)),
@@ -66,12 +67,18 @@ CASES = (
     Case("moe2_4b", 7, 8, (4, 2), remat=True),
     Case("wresnet1b", 0, 1, (8, 1), remat=False),
     Case("wresnet1b", 0, 2, (4, 2), remat=True),
+    Case("wresnet1b", 0, 6, (8, 1), remat=False),
+    Case("wresnet1b", 2, 4, (4, 2), remat=False),
     Case("wresnet1b", 2, 5, (8, 1), remat=True),
+    Case("wresnet1b", 4, 6, (4, 2), remat=True),
+    Case("wresnet1b", 5, 7, (2, 4), remat=False),
     Case("wresnet1b", 7, 8, (2, 4), remat=False),
+    Case("wresnet1b", 10, 12, (4, 2), remat=True),
     Case("wresnet1b", 13, 14, (4, 2), remat=True),
     Case("wresnet1b", 13, 15, (4, 2), remat=True),
     Case("wresnet1b", 15, 16, (1, 8), remat=False),
     Case("llama1_1b", 0, 1, (8, 1), remat=True),
+    Case("llama1_1b", 1, 3, (4, 2), remat=False),
     Case("llama1_1b", 5, 6, (2, 4), remat=False),
     Case("llama8b", 7, 8, (2, 4), remat=True),
     Case("llama8b", 15, 16, (4, 2), remat=True),

@@ -20,8 +20,9 @@ from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import PipelineIO, StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec, whole_layout
 from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, accumulators, arrays, split_arguments
-from alpa_hpc.sharding.apply import reshard, run_program
+from alpa_hpc.sharding.apply import reshard, run_move, run_program, share_specs
 from alpa_hpc.sharding.place import Place
+from alpa_hpc.sharding.resharding import joint_moves
 from alpa_hpc.sharding.spec import Spec
 
 
@@ -46,15 +47,16 @@ def merged_layouts(step: LayeredStep, stage: Stage, pipeline: PipelineIO, param:
 
 
 def summed(stage: Stage, param: int, parts: Sequence[jax.Array], place: Place) -> jax.Array:
-    """A gradient summed over the mesh and over its readers, as `partial_spec` says: those that lie alike are exchanged as one."""
+    """A gradient summed over the mesh and over its readers, as `partial_spec` says: those that come to lie alike are exchanged as one."""
     target = partial_spec(stage, param)
     specs = [gradient_spec(reader, param) for reader in stage.readers(param)]
     alike: dict[Spec, list[jax.Array]] = {}
     for spec, part in zip(specs, parts, strict=False):
         alike.setdefault(spec, []).append(part)
-    here = [reshard(reduce(add, some), spec, target, place) for spec, some in alike.items()]
-    assert parts, f"parameter {param} has no gradient"
-    return reduce(add, (*here, *parts[len(specs) :]))
+    for move in joint_moves(alike, target, place.shape):
+        alike.setdefault(move.after, []).append(run_move(reduce(add, alike.pop(move.before)), move, place))
+    assert alike.keys() == {target}, f"parameter {param} has gradients in {list(alike)}, expected all in {target}"
+    return reduce(add, (*alike[target], *parts[len(specs) :]))
 
 
 def reduce_task(step: LayeredStep, stage: Stage, param: int) -> StageTask:
@@ -122,9 +124,10 @@ def _partials(stage: Stage, param: int, gradient: jax.Array, state: Arrays, shar
     if not work.reductions:
         return []
     arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars_in)]
-    values = run_program(program.partials, chosen, arguments, place)
+    specs = share_specs(program.partials, chosen)
+    values = run_program(program.partials, chosen, arguments, place, left=specs)
     shares = zip(work.reductions, program.partials.outputs, values, strict=True)
-    return [Partial(reduction, chosen.spec(tensor).partial, value) for reduction, tensor, value in shares]
+    return [Partial(reduction, specs.get(tensor, chosen.spec(tensor)).partial, value) for reduction, tensor, value in shares]
 
 
 def join_partials(step: LayeredStep, partials: Sequence[Partial], place: Place) -> list[jax.Array]:

@@ -4,7 +4,7 @@ Everything here is traced inside `shard_map` (all axes manual), so XLA inserts n
 of `reshard_moves`, done once for each (tensor, spec) that is read. A partial sum is just this device's summand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -73,10 +73,14 @@ class _Free:
 
 @dataclass(slots=True, eq=False)
 class _Tiles:
-    """The tiles made so far: for each tensor, its value in every spec that somebody asked for; free tensors are made when asked for."""
+    """The tiles made so far: for each tensor, its value in every spec that somebody asked for; free tensors are made when asked for.
+
+    `left` = the specs of tensors that stay as they are made.
+    """
 
     chosen: ChosenLayer
     place: Place
+    left: Mapping[int, Spec]
     known: dict[int, dict[Spec, jax.Array]] = field(default_factory=dict)
     free: dict[int, _Free] = field(default_factory=dict)
 
@@ -105,9 +109,25 @@ class _Tiles:
         ]
 
 
-def run_program(program: Program, chosen: ChosenLayer, arguments: Sequence[jax.Array], place: Place) -> list[jax.Array]:
-    """Evaluate a program on this device: arguments and results lie as their tensors' specs say."""
-    tiles = _Tiles(chosen, place)
+def share_specs(program: Program, chosen: ChosenLayer) -> dict[int, Spec]:
+    """Of a program's results that are sums the specs in which it makes them: what is summed with others is summed over the mesh once."""
+    read = {tensor for record in program.records for tensor in record.operands}
+    specs: dict[int, Spec] = {}
+    for record in program.records:
+        if record.node == FREE or record.plans[chosen.choices[record.node]].combined:
+            continue
+        raw = record.plans[chosen.choices[record.node]].raw
+        specs |= {
+            tensor: spec for tensor, spec in zip(record.results, raw, strict=True) if tensor in program.outputs and tensor not in read
+        }
+    return specs
+
+
+def run_program(
+    program: Program, chosen: ChosenLayer, arguments: Sequence[jax.Array], place: Place, left: Mapping[int, Spec] | None = None
+) -> list[jax.Array]:
+    """Evaluate a program on this device: arguments and results lie as their tensors' specs say, those in `left` as they were made."""
+    tiles = _Tiles(chosen, place, left or {})
     for tensor, value in zip(program.inputs, arguments, strict=True):
         if tensor >= 0:
             tiles.put(tensor, chosen.spec(tensor), value)
@@ -138,7 +158,7 @@ def _run_equation(program: Program, number: int, tiles: _Tiles) -> None:
     plan = record.plans[chosen.choices[record.node]]
     results = run_local(eqn, plan, tiles.read(eqn, record, plan), tiles.place)
     for position, (tensor, value) in enumerate(zip(record.results, results, strict=True)):
-        spec = chosen.spec(tensor)
+        spec = tiles.left.get(tensor, chosen.spec(tensor))
         tiles.put(tensor, spec, _finish(value, plan, position, spec, tiles.place))
 
 
@@ -173,4 +193,4 @@ def _output(program: Program, position: int, tiles: _Tiles, chosen: ChosenLayer)
     atom = program.jaxpr.jaxpr.outvars[position]
     if isinstance(atom, Literal):
         return jnp.broadcast_to(jnp.asarray(atom.val, aval_of(atom).dtype), aval_of(atom).shape)
-    return tiles.get(tensor, chosen.spec(tensor))
+    return tiles.get(tensor, tiles.left.get(tensor, chosen.spec(tensor)))

@@ -19,7 +19,6 @@ from alpa_hpc.sharding.work_kind import Work
 NOTHING: frozenset[int] = frozenset()
 MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
-COLLECTIVE_SECONDS = 4e-5  # of the shortest, likewise
 
 
 def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
@@ -111,15 +110,9 @@ class _Memory:
                 self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
 
     def _exchange(self, step: Exchange) -> None:
-        """What arrives has memory of its own from the start to the end, and what leaves keeps its.
-
-        It takes no less than XLA's shortest time and what memory takes to write it.
-        """
-        read, made = self.place(step.read).sources, step.made.num_bytes
-        hidden = COLLECTIVE_SECONDS + made / self.device.memory_bandwidth
-        begun = self.lifetimes.run(read, (made,), in_place=False, hidden=hidden)
-        arrived = self.lifetimes.run(read | frozenset(begun), (made,), in_place=True)
-        self.placed[step.made] = _Placed(frozenset(arrived), solid=True)
+        read, made = step.read.num_bytes, step.made.num_bytes
+        arrived = self.lifetimes.exchange(self.place(step.read).sources, made, max(read, made))
+        self.placed[step.made] = _Placed(arrived, solid=True)
 
     def _hold(self, step: Hold) -> None:
         """Every tile lies where it lay, and whoever reads it waits for all of them."""
@@ -138,12 +131,19 @@ class _Memory:
                     self.placed[tile] = self._fused(step, tile)
             case Work.REDUCTION | Work.ROW_REDUCTION:
                 elements = max((tile.elements for tile in reads), default=0.0)
-                self._stream(makes, self._sources(reads), elements, in_place=False, beside=step.beside)
+                self._stream(makes, self._sources(reads) | self._places(step), elements, in_place=False)
                 if step.work is Work.ROW_REDUCTION:
                     counted = self._counted(self._sources(reads))
                     self.rows.update((made, counted) for tile in makes for made in self.placed[tile].sources)
             case Work.CONTRACTION | Work.CONVOLUTION | Work.SCATTER:
                 self._contract(step)
+
+    def _places(self, step: Compute) -> frozenset[int]:
+        """What a scatter to the picked one of each window finds first, which needs nothing but the windows: often long before."""
+        if not step.found:
+            return NOTHING
+        windows, seconds = self._sources(step.reads[-1:]), step.found / self.device.memory_bandwidth
+        return frozenset(self.lifetimes.run(windows, (step.found,), in_place=False, seconds=seconds))
 
     def _fused(self, step: Compute, tile: Tile) -> _Placed:
         """A tile that is made where it is read."""
@@ -156,7 +156,7 @@ class _Memory:
         return _Placed(self._sources(step.reads), solid=False, converted=converted, same=same, worked_out=worked_out, in_order=in_order)
 
     def _contract(self, step: Compute) -> None:
-        beside = max([step.beside, *(lifetimes_of(program, (), (), self.device).peak_bytes() for program in step.inside)])
+        beside = max((lifetimes_of(program, (), (), self.device).peak_bytes() for program in step.inside), default=0.0)
         sources = NOTHING
         for tile in step.reads:
             as_it_is = self._is_read_as_it_is(step, tile)
@@ -191,9 +191,9 @@ class _Memory:
             return one.same
         return one.worked_out or (one.converted and self.readers[tile] == 1)
 
-    def _stream(self, tiles: Sequence[Tile], sources: frozenset[int], elements: float, *, in_place: bool, beside: float = 0.0) -> None:
+    def _stream(self, tiles: Sequence[Tile], sources: frozenset[int], elements: float, *, in_place: bool) -> None:
         """A kernel that takes as long as memory does to read and write what it reads and makes."""
-        self._make(tiles, sources, self._moving_seconds(tiles, sources), in_place=in_place, beside=beside, elements=elements)
+        self._make(tiles, sources, self._moving_seconds(tiles, sources), in_place=in_place, elements=elements)
 
     def _moving_seconds(self, tiles: Sequence[Tile], sources: frozenset[int]) -> float:
         moved = sum(self.lifetimes.sizes[source] for source in sources) + sum(tile.num_bytes for tile in tiles)

@@ -4,6 +4,7 @@ A value lives from the kernel that makes it to the last one that reads it; a *ke
 result over an operand of the same size that nobody reads later.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,8 @@ class Kernel:
 
     elements: of the array that it goes through; 0 where it cannot be one kernel with others that go through as many
     seconds:  how long it is thought to run
-    hidden:   seconds from its end until something may read what it made, while other kernels run
+    moved:    bytes of the larger side of the collective that it starts; 0 where it starts none
+    ends:     whether it is the end of a collective
     """
 
     reads: frozenset[int]
@@ -22,58 +24,74 @@ class Kernel:
     over: frozenset[int]
     elements: float = 0.0
     seconds: float = 0.0
-    hidden: float = 0.0
+    moved: float = 0.0
+    ends: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Lifetimes:
-    """Kernels being listed; values are numbered as they are made. `barriers` are those that are no arrays: who reads one waits for it."""
+    """Kernels being listed; values are numbered as they are made. `barriers` are those that are no arrays: who reads one waits for it.
+
+    instead: of a kept value the one that was there from the start, whose place it takes
+    """
 
     sizes: list[float] = field(default_factory=list[float])
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     kept: set[int] = field(default_factory=set[int])
     barriers: set[int] = field(default_factory=set[int])
+    instead: dict[int, int] = field(default_factory=dict[int, int])
 
     def value(self) -> int:
         """A value that is there from the start, and counted elsewhere."""
         self.sizes.append(0.0)
         return len(self.sizes) - 1
 
-    def run(  # noqa: PLR0913 - what Kernel says
-        self,
-        reads: frozenset[int],
-        sizes: tuple[float, ...],
-        *,
-        in_place: bool,
-        elements: float = 0.0,
-        seconds: float = 0.0,
-        hidden: float = 0.0,
+    def run(
+        self, reads: frozenset[int], sizes: tuple[float, ...], *, in_place: bool, elements: float = 0.0, seconds: float = 0.0
     ) -> tuple[int, ...]:
         """A kernel that makes values of these sizes; their numbers. `in_place`: element by element, so that they may lie over operands."""
+        made = self._values(sizes)
+        over = frozenset(made) if in_place else frozenset[int]()
+        self.kernels.append(Kernel(reads, made, over, elements, seconds))
+        return made
+
+    def exchange(self, reads: frozenset[int], num_bytes: float, moved: float) -> frozenset[int]:
+        """A collective: its start and its end, two kernels. What arrives, and what says that it is there; `moved` as Kernel has it.
+
+        What arrives has memory of its own from the start on, and what leaves keeps its until the end.
+        """
+        [arriving], [arrived] = self._values((num_bytes,)), self._values((0.0,))
+        self.kernels.append(Kernel(reads, (arriving,), frozenset(), moved=moved))
+        self.kernels.append(Kernel(reads | {arriving}, (arrived,), frozenset(), ends=True))
+        return frozenset((arriving, arrived))
+
+    def _values(self, sizes: tuple[float, ...]) -> tuple[int, ...]:
         first = len(self.sizes)
         self.sizes += sizes
-        made = tuple(range(first, len(self.sizes)))
-        over = frozenset(made) if in_place else frozenset[int]()
-        self.kernels.append(Kernel(reads, made, over, elements, seconds, hidden))
-        return made
+        return tuple(range(first, len(self.sizes)))
 
     def bytes_beside_kept(self, order: Sequence[Kernel]) -> float:
         """The most bytes at once that need memory beside that of the kept values, if the kernels run in `order`.
 
-        Memory of a kept value has room, until that is made, for one other at a time that is no larger.
+        Memory of a kept value has room, until that is made, for one other at a time that is no larger; where it takes another one's place,
+        from when that was read for the last time.
         """
         made = {value: index for index, kernel in enumerate(order) for value in kernel.makes}
         last = {value: index for index, kernel in enumerate(order) for value in (*kernel.makes, *kernel.reads)}
         over = {value for kernel in order for value in kernel.over}
-        homes = {value: list[int]() for value in sorted(self.kept & made.keys(), key=self.sizes.__getitem__)}
-        for value in sorted(made.keys() - self.kept, key=lambda value: -self.sizes[value]):
-            for home, guests in homes.items():
-                ends = made[home] + (home in over and self.sizes[home] == self.sizes[value])
-                apart = all(last[value] < made[guest] or last[guest] < made[value] for guest in guests)
-                if self.sizes[value] <= self.sizes[home] and last[value] < ends and apart:
-                    guests.append(value)
-                    break
-        housed = self.kept.union(*homes.values())
+        homes = sorted(self.kept & made.keys(), key=self.sizes.__getitem__)
+        begins = [last[self.instead[home]] if home in self.instead else -1 for home in homes]
+        guests: list[list[int]] = [[] for _ in homes]
+        for value in sorted(
+            (value for value in made if self.sizes[value] and value not in self.kept), key=lambda value: -self.sizes[value]
+        ):
+            for number in range(bisect_left(homes, self.sizes[value], key=self.sizes.__getitem__), len(homes)):
+                ends = made[homes[number]] + (homes[number] in over and self.sizes[homes[number]] == self.sizes[value])
+                if begins[number] < made[value] and last[value] < ends:
+                    if all(last[value] < made[guest] or last[guest] < made[value] for guest in guests[number]):
+                        guests[number].append(value)
+                        break
+        housed = self.kept.union(*guests)
         sizes = [0.0 if value in housed else size for value, size in enumerate(self.sizes)]
         return Lifetimes(sizes).peak_bytes(order)
 

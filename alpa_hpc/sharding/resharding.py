@@ -4,6 +4,7 @@
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import assert_never
@@ -135,6 +136,16 @@ def reshard_moves(source: Spec, target: Spec, mesh: MeshShape) -> tuple[Move, ..
         else:
             moves.append(Move((step,), before, spec))
     return tuple(moves)
+
+
+def joint_moves(sources: Iterable[Spec], target: Spec, mesh: MeshShape) -> tuple[Move, ...]:
+    """The moves that bring arrays in `sources` to `target` where all are summed: those that come by the same spec are summed there.
+
+    In an order in which all that come by a spec are there before it is left.
+    """
+    ways = {source: reshard_moves(source, target, mesh) for source in sources}
+    moves = {move.before: (len(way) - number, move) for way in ways.values() for number, move in enumerate(way)}
+    return tuple(move for _, move in sorted(moves.values(), key=lambda found: -found[0]))
 
 
 @cache

@@ -17,9 +17,9 @@ from alpa_hpc.sharding.tiles import Functions, LayerTiles, Origin, Tile, TileSte
 Layers = Sequence[AbstractSplit]
 
 
-def forward_tiles(layers: Layers, *, barriers: bool = True) -> list[LayerTiles]:
+def forward_tiles(layers: Layers, *, gpu: bool = True) -> list[LayerTiles]:
     """The steps of the forward of consecutive layers, outputs brought to their ports."""
-    task = _Task(layers, barriers)
+    task = _Task(layers, gpu)
     return [_forward(task, split) for split in layers]
 
 
@@ -32,9 +32,9 @@ def _forward(task: "_Task", split: AbstractSplit) -> LayerTiles:
     return tiles
 
 
-def backward_tiles(layers: Layers, *, barriers: bool = True) -> list[LayerTiles]:
+def backward_tiles(layers: Layers, *, gpu: bool = True) -> list[LayerTiles]:
     """The steps of the backward of consecutive layers, the last one first; of layers that recompute, after those of their forward."""
-    task = _Task(layers, barriers)
+    task = _Task(layers, gpu)
     return [_backward(task, split) for split in reversed(layers)]
 
 
@@ -66,7 +66,7 @@ class _Task:
     """What layers of a task share: arrays as they are stored, by their numbers, and what was made of them."""
 
     layers: Layers
-    barriers: bool
+    gpu: bool
     functions: Functions = field(default_factory=Functions)
     values: dict[int, Tile] = field(default_factory=dict[int, Tile])
     cotangents: dict[int, Tile] = field(default_factory=dict[int, Tile])
@@ -87,7 +87,7 @@ class _Task:
     def start(self, split: AbstractSplit) -> LayerTiles:
         """A layer that has made nothing yet, and reads what is there."""
         problem = split.problem
-        tiles = LayerTiles(split, self.functions, self.barriers)
+        tiles = LayerTiles(split, self.functions, self.gpu)
         for tensor, number in zip(problem.params, problem.layer.params, strict=True):
             tiles.put(tensor, *self._params[number])
         for tensor, number in zip(problem.batch, problem.layer.batch, strict=True):

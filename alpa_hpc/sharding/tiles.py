@@ -3,7 +3,7 @@
 Equal functions of equal tiles are one step, as XLA's elimination of common subexpressions makes them, and what nobody wants is no step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.equation_work import NESTS, itemsize_of
 from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.needed import needed
-from alpa_hpc.sharding.resharding import CollectiveKind, Lane, reshard_moves
+from alpa_hpc.sharding.resharding import CollectiveKind, Lane, Move, Slice, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
@@ -26,15 +26,24 @@ from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """A device's piece of a tensor, as it is in some spec."""
+    """A device's piece of a tensor, as it is in some spec; `original` = what it repeats, if it is a broadcast."""
 
     num_bytes: float
     itemsize: int
+    original: "Original | None" = None
 
     @property
     def elements(self) -> float:
         """How many numbers it holds."""
         return self.num_bytes / self.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Original:
+    """What a broadcast repeats: a tile, and which dims of the broadcast are its own."""
+
+    tile: Tile
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +60,7 @@ class Compute:
 
     `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory;
     `turns` = its result lies in such an order, so that it is turned where it goes.
-    `beside` = bytes that it needs only while it runs, `flop` = what it computes.
+    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes.
     """
 
     work: Work
@@ -60,7 +69,7 @@ class Compute:
     inside: tuple[tuple["Compute", ...], ...] = ()
     turned: Tile | None = None
     turns: bool = False
-    beside: float = 0.0
+    found: float = 0.0
     flop: float = 0.0
 
 
@@ -96,12 +105,15 @@ class LayerTiles:
     """The tiles of a layer that were made so far, in every spec that somebody asked for, and the steps that made them.
 
     Layers that run in one task share `functions`: what one of them has made of the same tiles, another does not make again.
-    `barriers`: whether one hides that what is behind it is the same.
+    `gpu`: whether XLA compiles for GPUs: a barrier then hides that what is behind it is the same, and instead of a broadcast its original
+    is gathered.
+    `left` = the specs of tensors that stay as they are made.
     """
 
     split: AbstractSplit
     functions: Functions = field(default_factory=Functions)
-    barriers: bool = True
+    gpu: bool = True
+    left: Mapping[int, Spec] = field(default_factory=dict[int, Spec])
     steps: list[TileStep] = field(default_factory=list[TileStep])
     _tiles: dict[tuple[int, Spec], Tile] = field(default_factory=dict[tuple[int, Spec], Tile])
     _arriving: dict[int, tuple[Tile, Spec]] = field(default_factory=dict[int, tuple[Tile, Spec]])
@@ -126,7 +138,7 @@ class LayerTiles:
 
     def hold(self, tensors: Iterable[int], origin: Origin) -> None:
         """A barrier in front of tensors, each in its own spec; what they are in other specs is forgotten."""
-        if not self.barriers:
+        if not self.gpu:
             return
         held = {tensor: self.get(tensor, origin) for tensor in tensors}
         signature = ("barrier", *held.values())
@@ -150,8 +162,8 @@ class LayerTiles:
         """A tensor's tile in its own spec."""
         return self._in_spec(tensor, self.split.own(tensor), origin)
 
-    def _tile(self, tensor: int, spec: Spec) -> Tile:
-        return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor))
+    def _tile(self, tensor: int, spec: Spec, original: Original | None = None) -> Tile:
+        return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor), original)
 
     def _in_spec(self, tensor: int, spec: Spec, origin: Origin) -> Tile:
         """The tile of a tensor in a spec, brought there if it was not yet."""
@@ -177,7 +189,7 @@ class LayerTiles:
         else:
             made = self._computed(eqn, record, text, reads, specs)
         for tensor, tile, spec in zip(record.results, made, specs, strict=True):
-            own = self.split.own(tensor)
+            own = self.left.get(tensor, self.split.own(tensor))
             self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
 
     def _computed(
@@ -186,13 +198,15 @@ class LayerTiles:
         """What an equation makes in specs of tiles that it reads; computed if it was not yet."""
         signature = (text, frozenset(reads) if eqn.primitive.name in COMMUTATIVE else reads, specs)
         if signature not in self.functions:
-            made = tuple(self._tile(tensor, spec) for tensor, spec in zip(record.results, specs, strict=True))
+            broadcast = eqn.primitive.name == "broadcast_in_dim" and reads
+            original = Original(reads[0], eqn.params["broadcast_dimensions"]) if broadcast else None
+            made = tuple(self._tile(tensor, spec, original) for tensor, spec in zip(record.results, specs, strict=True))
             work = Work.FUSED if record.node == FREE else work_of(eqn)
             turned = reads[-1] if work is Work.CONVOLUTION and reads and is_turned(eqn) else None
             turns = work is Work.CONVOLUTION and makes_kernel(eqn)
-            beside = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
+            found = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
-            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, beside, flop))
+            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, found, flop))
             self.functions[signature] = made
         return self.functions[signature]
 
@@ -223,15 +237,19 @@ class LayerTiles:
         for move in reshard_moves(source, target, self.split.shape):
             num_bytes = self.split.num_bytes(tensor, move.after)
             if move.is_local:
-                tile = self._cut(tile, move, num_bytes)
+                tile = self._made_of(tile, move, num_bytes, _cut_original(tile, move))
+            elif self.gpu and tile.original and move.lane.kind is CollectiveKind.ALL_GATHER:
+                original = tile.original.tile
+                gathered = self._exchanged(move.lane, move, original, original.num_bytes * num_bytes / tile.num_bytes, origin)
+                tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes)
             else:
                 tile = self._exchanged(move.lane, move, tile, num_bytes, origin)
         return tile
 
-    def _cut(self, tile: Tile, how: object, num_bytes: float) -> Tile:
+    def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Original | None = None) -> Tile:
         signature = (how, tile)
         if signature not in self.functions:
-            made = Tile(num_bytes, tile.itemsize)
+            made = Tile(num_bytes, tile.itemsize, original)
             self.steps.append(Compute(Work.FUSED, (tile,), (made,)))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
@@ -243,6 +261,15 @@ class LayerTiles:
             self.steps.append(Exchange(lane, tile, made, origin))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
+
+
+def _cut_original(tile: Tile, move: Move) -> Original | None:
+    """What a cut of a broadcast repeats, if that need not be cut itself."""
+    match move.steps[0]:
+        case Slice(_, dim) if tile.original and dim not in tile.original.dims:
+            return tile.original
+        case _:
+            return None
 
 
 @lru_cache(maxsize=512)

@@ -1,21 +1,21 @@
 """What a stage's update needs in memory once an iteration, beyond state and accumulators: summed gradients, and tiles under way.
 
-XLA starts the collectives of all parameters before it waits for the first, so what one collective leaves for the next lies in memory for
-all parameters at once, and so do new parameters that wait to be handed out. A collective along another dim than the first works on a
-transposed copy. Much of this finds room where parameters are stored, whose memory is free from when the new value is made until it arrives.
-How much depends on the order in which XLA does things. As seen in code that it made: of transposed copies of gradients, two lie in memory
-of their own, of those of new parameters all that do not arrive together; of two parameters that one collective puts right where they are
-stored, one has room for another that waits.
+The moves of gradients to their updates and of new parameters to where they are stored become kernels, as those of forward and backward do.
+A collective along another dim than the first works on a transposed copy; XLA makes one collective of several of a kind among the same
+devices. Memory where a parameter is stored is free from when its update has read it until the new value arrives, and has room for others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
-from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.graph import Tensor
+from alpa_hpc.sharding.kernel_order import ordered
+from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, reshard_moves
+from alpa_hpc.sharding.schedule import Groups
 from alpa_hpc.sharding.spec import Spec
 
 COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by default (`xla_gpu_all_gather_combine_threshold_bytes`)
@@ -23,126 +23,78 @@ COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by
 
 @dataclass(frozen=True, slots=True)
 class UpdateMemory:
-    """Bytes a device. `summed`: gradients that are not summed where they are accumulated; then the temporary ones of two steps.
+    """Bytes a device. `summed`: gradients that are not summed where they are accumulated; then the temporary ones of tasks.
 
-    sync:     while gradients are summed over the mesh
-    hand_out: while new parameters go to where they are stored
+    sync:     while gradients are summed over the mesh, by a task of its own
+    hand_out: while parameters are updated by such sums, and new ones go to where they are stored
+    joint:    while one task does both, sums included
     """
 
     summed: float
     sync: float
     hand_out: float
+    joint: float
 
     @property
     def most(self) -> float:
-        """The most that is needed at once; accumulators still lie beside the sums."""
-        return self.summed + max(self.sync, self.hand_out)
+        """The most that is needed at once; where a task of its own sums gradients, accumulators still lie beside the sums."""
+        return max(self.joint, self.summed + max(self.sync, self.hand_out))
 
 
 def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemory:
     """What the update of the parameters that `layers` own needs."""
-    exchanges = tuple(_exchanges(layers, shape))
-    between = sum(one.bytes_in(move.after) for one in exchanges for move in one.incoming[:-1])
-    copies = (max(map(one.copied, one.incoming), default=0.0) for one in exchanges)
-    waiting = [one.waiting for one in exchanges]
-    homes = [one.bytes_in(one.outgoing[0].after) for one in exchanges if one.is_straight]
+    return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.device)
+
+
+@lru_cache(maxsize=1024)
+def _memory(exchanges: tuple["_Exchange", ...], device: DeviceSpec) -> UpdateMemory:
     return UpdateMemory(
         summed=sum(one.bytes_in(one.incoming[-1].after) for one in exchanges if one.incoming),
-        sync=between + _largest(copies, 2),
-        hand_out=sum(waiting) - _room(waiting, homes) + _on_the_way(exchanges),
+        sync=_Listing(device).sync(exchanges),
+        hand_out=_Listing(device).hand_out(exchanges),
+        joint=_Listing(device).joint(exchanges),
     )
-
-
-def _on_the_way(exchanges: Sequence["_Exchange"]) -> float:
-    """Bytes of what a collective leaves for the next, or for a copy to where it is stored, of all parameters that are under way at once.
-
-    XLA starts small ones first: they have arrived if what arrives is smaller than what the largest begins with.
-    """
-    begins = max((one.bytes_in(one.outgoing[0].after) for one in exchanges if len(one.outgoing) > 1), default=0.0)
-    arriving: dict[Lane, list[_Exchange]] = {}
-    for one in exchanges:
-        if one.outgoing and not one.outgoing[-1].is_local:
-            arriving.setdefault(one.outgoing[-1].lane, []).append(one)
-    return sum(_arriving(together, begins) for together in arriving.values())
-
-
-def _arriving(together: Sequence["_Exchange"], begins: float) -> float:
-    """Of parameters that arrive by the same devices' collectives.
-
-    If XLA combines them, all have their new values before any arrives, and a copy has room where another one is stored: but the largest.
-    """
-    copies = sorted(max(one.passed_on, *map(one.copied, one.outgoing)) for one in together if one.arrives_as_copy)
-    if sum(one.bytes_in(one.outgoing[-1].after) for one in together) <= COMBINED_BYTES:
-        copies = copies[-1:]
-    straight = (one for one in together if not one.arrives_as_copy and one.bytes_in(one.outgoing[-1].after) >= begins)
-    return sum(copies) + sum(one.passed_on for one in straight)
-
-
-def _room(waiting: Iterable[float], homes: Iterable[float]) -> float:
-    """Bytes of what waits that finds room in every second one of `homes`."""
-    left = sorted(waiting, reverse=True)
-    found = 0.0
-    for home in sorted(homes, reverse=True)[1::2]:
-        fitting = next((num_bytes for num_bytes in left if num_bytes <= home), None)
-        if fitting is not None:
-            left.remove(fitting)
-            found += fitting
-    return found
-
-
-def _largest(sizes: Iterable[float], count: int) -> float:
-    return sum(sorted(sizes)[-count:])
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     """How a parameter's gradient comes to its update, and the new parameter to where it is stored."""
 
-    tensor: Tensor
+    shape: tuple[int, ...]
+    itemsize: int
     mesh: MeshShape
     incoming: tuple[Move, ...]
     outgoing: tuple[Move, ...]
 
-    @property
-    def waiting(self) -> float:
-        """Bytes of the new parameter before it is handed out; 0 where it is made where it is stored.
-
-        It waits there, too, if a copy arrives and what is stored is made of that; and it is gone before all lie between two collectives.
-        """
-        waits = len(self.outgoing) == 1 and not self.outgoing[0].is_local and not self.arrives_as_copy
-        return self.bytes_in(self.outgoing[0].before) if waits else 0.0
-
-    @property
-    def passed_on(self) -> float:
-        """Bytes of what one collective leaves for the next."""
-        return sum(self.bytes_in(move.after) for move in self.outgoing[:-1])
-
-    @property
-    def arrives_as_copy(self) -> bool:
-        """Whether the new parameter arrives in another order than it is stored in."""
-        return bool(self.outgoing) and self.copied(self.outgoing[-1]) > 0
-
-    @property
-    def is_straight(self) -> bool:
-        """Whether one collective puts the new parameter right where it is stored."""
-        return len(self.outgoing) == 1 and not self.copied(self.outgoing[0])
-
     def bytes_in(self, spec: Spec) -> float:
         """Bytes a device of the parameter in a spec."""
-        return self.tensor.num_bytes / spec.num_shards(self.mesh)
+        return float(self.itemsize * prod(spec.local_shape(self.shape, self.mesh)))
 
-    def copied(self, move: Move) -> float:
-        """Bytes of the transposed copy that a move works on."""
+    def copies_first(self, move: Move) -> bool:
+        """Whether a collective reads a transposed copy of what there is."""
         match move.steps[0]:
-            case AllGather(_, dim) | ReduceScatter(_, dim) if prod(move.before.local_shape(self.tensor.shape, self.mesh)[:dim]) > 1:
-                return max(self.bytes_in(move.before), self.bytes_in(move.after))
+            case ReduceScatter(_, dim):
+                return self._is_inner(move, dim)
             case AllToAll():
-                return self.bytes_in(move.before)
+                return True
             case _:
-                return 0.0
+                return False
+
+    def copies_last(self, move: Move) -> bool:
+        """Whether what is wanted is a transposed copy of what a collective brings."""
+        match move.steps[0]:
+            case AllGather(_, dim):
+                return self._is_inner(move, dim)
+            case _:
+                return False
+
+    def _is_inner(self, move: Move, dim: int) -> bool:
+        return prod(move.before.local_shape(self.shape, self.mesh)[:dim]) > 1
 
 
 def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exchange]:
+    """Of each parameter, in the order of the state."""
+    found: dict[int, _Exchange] = {}
     for chosen in layers:
         problem = chosen.problem
         place = {param: position for position, param in enumerate(problem.layer.params)}
@@ -150,4 +102,85 @@ def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exc
             gradient, stored = (tensors[place[program.work.param]] for tensors in (problem.gradients, problem.params))
             incoming = reshard_moves(chosen.spec(gradient), chosen.spec(program.gradient), shape)
             outgoing = reshard_moves(chosen.spec(program.update.outputs[0]), chosen.spec(stored), shape)
-            yield _Exchange(problem.tensors[stored], shape, incoming, outgoing)
+            tensor = problem.tensors[stored]
+            found[program.work.param] = _Exchange(tensor.shape, tensor.itemsize, shape, incoming, outgoing)
+    return (found[param] for param in sorted(found))
+
+
+@dataclass(slots=True, eq=False)
+class _Listing:
+    """Kernels of a task being listed; `started` = of each that starts a collective its kind, what it moves, and how many bytes arrive."""
+
+    device: DeviceSpec
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    started: dict[int, tuple[Lane, int, float]] = field(default_factory=dict[int, tuple[Lane, int, float]])
+
+    def sync(self, exchanges: Iterable[_Exchange]) -> float:
+        """Bytes that a task needs that sums gradients, beside the sums."""
+        for one in exchanges:
+            self.lifetimes.kept |= self._moved(one, frozenset((self.lifetimes.value(),)), one.incoming)
+        return self._bytes()
+
+    def hand_out(self, exchanges: Iterable[_Exchange]) -> float:
+        """Bytes that a task needs that updates parameters by sums."""
+        for one in exchanges:
+            self._updated(one, frozenset((self.lifetimes.value(),)))
+        return self._bytes()
+
+    def joint(self, exchanges: Iterable[_Exchange]) -> float:
+        """Bytes that a task needs that does both."""
+        for one in exchanges:
+            self._updated(one, self._moved(one, frozenset((self.lifetimes.value(),)), one.incoming))
+        return self._bytes()
+
+    def _updated(self, one: _Exchange, gradient: frozenset[int]) -> None:
+        """The new value takes the old one's place."""
+        old = self.lifetimes.value()
+        if all(move.is_local for move in one.outgoing):
+            self._run(gradient | {old}, 0.0)
+            return
+        new = self._run(gradient | {old}, one.bytes_in(one.outgoing[0].before), in_place=True)
+        arrived = self._moved(one, new, one.outgoing)
+        self.lifetimes.kept |= arrived
+        self.lifetimes.instead |= dict.fromkeys(arrived, old)
+
+    def _moved(self, one: _Exchange, sources: frozenset[int], moves: Iterable[Move]) -> frozenset[int]:
+        """A tile after a resharding."""
+        for move in moves:
+            if move.is_local:
+                sources = self._run(sources, one.bytes_in(move.after))
+                continue
+            if one.copies_first(move):
+                sources = self._run(sources, one.bytes_in(move.before))
+            sources = self._collective(one, sources, move)
+            if one.copies_last(move):
+                sources = self._run(sources, one.bytes_in(move.after))
+        return sources
+
+    def _run(self, sources: frozenset[int], num_bytes: float, *, in_place: bool = False) -> frozenset[int]:
+        moved = sum(self.lifetimes.sizes[source] for source in sources) + num_bytes
+        seconds = moved / self.device.memory_bandwidth
+        return frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=in_place, seconds=seconds))
+
+    def _collective(self, one: _Exchange, sources: frozenset[int], move: Move) -> frozenset[int]:
+        before, after = one.bytes_in(move.before), one.bytes_in(move.after)
+        self.started[len(self.lifetimes.kernels)] = (move.lane, one.itemsize, after)
+        return self.lifetimes.exchange(sources, after, max(before, after))
+
+    def _bytes(self) -> float:
+        return self.lifetimes.bytes_beside_kept(ordered(self._combined()))
+
+    def _combined(self) -> list[Kernel]:
+        """Collectives of a kind among the same devices as one, in their order, as long as what arrives is not too much."""
+        groups = Groups(self.lifetimes.kernels)
+        latest: dict[tuple[Lane, int], tuple[int, float]] = {}
+        for start, (lane, itemsize, num_bytes) in self.started.items():
+            first, together = latest.get((lane, itemsize), (start, 0.0))
+            if num_bytes > COMBINED_BYTES:
+                continue
+            if first != start and together + num_bytes <= COMBINED_BYTES and groups.join(first, start):
+                groups.join(first + 1, start + 1)
+                latest[lane, itemsize] = (first, together + num_bytes)
+            else:
+                latest[lane, itemsize] = (start, num_bytes)
+        return groups.kernels()

@@ -51,7 +51,7 @@ def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
     lifetimes = lifetimes_of(all_steps(tiles), kept, (), layers[0].problem.device)
-    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels, lifetimes.barriers))
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels, lifetimes.barriers, lifetimes.kept))
 
 
 def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:

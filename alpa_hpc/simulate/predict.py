@@ -108,7 +108,7 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
         "forward": lambda: chosen_forward_workspace(splits),
         "backward": lambda: chosen_backward_workspace(splits),
         "partials": lambda: memory.sync,
-        "update": lambda: memory.hand_out if sums_first else memory.most,
+        "update": lambda: memory.hand_out if sums_first else memory.joint,
     }
     return {name: int(known[name]()) if name in known else 0 for name in tasks}
 

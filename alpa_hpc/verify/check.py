@@ -67,15 +67,15 @@ class TaskCheck:
 
 def check_task(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, temporary: int, compiled: Compiled) -> TaskCheck:
     """Hold a compiled task against the plan; `temporary` = bytes that it is thought to need beside its buffers."""
-    planned = planned_collectives(step, stage, io, task, barriers=respects_barriers(compiled))
+    planned = planned_collectives(step, stage, io, task, gpu=is_for_gpus(compiled))
     found = collectives(compiled.as_text() or "")
     lanes = lane_checks(planned, found, stage.shape)
     wrong = tuple(mismatch(task.name, one, planned, found, stage) for one in lanes if not one.agrees)
     return TaskCheck(task.name, lanes, memory_check(task, temporary, compiled), wrong)
 
 
-def respects_barriers(compiled: Compiled) -> bool:
-    """Whether XLA still knew of barriers when it looked for what is computed twice: not where it compiled for a CPU."""
+def is_for_gpus(compiled: Compiled) -> bool:
+    """Whether XLA compiled for GPUs: it then knows of barriers when it looks for what is made twice, and gathers before it broadcasts."""
     shardings: list[Sharding] = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return all(device.platform != "cpu" for sharding in shardings for device in sharding.device_set)
 

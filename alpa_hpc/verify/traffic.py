@@ -16,9 +16,9 @@ from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec
 from alpa_hpc.runtime.tasks import StageTask
 from alpa_hpc.runtime.update_tasks import reduction_avals
-from alpa_hpc.sharding.apply import ChosenLayer
+from alpa_hpc.sharding.apply import ChosenLayer, share_specs
 from alpa_hpc.sharding.build import Program
-from alpa_hpc.sharding.resharding import Lane, reshard_moves
+from alpa_hpc.sharding.resharding import Lane, Move, joint_moves, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import ChosenSplit
 from alpa_hpc.sharding.task_tiles import backward_tiles, forward_tiles
@@ -53,15 +53,15 @@ class PlannedCollective:
 
 
 def planned_collectives(
-    step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, barriers: bool = True
+    step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, gpu: bool = True
 ) -> tuple[PlannedCollective, ...]:
-    """What a task of a stage exchanges; `barriers`: whether the compiler respects them to the end."""
+    """What a task of a stage exchanges; `gpu`: whether it is compiled for GPUs."""
     kind, _, number = task.name.partition(":")
     match kind:
         case "forward" | "score":
-            return tuple(_forward(stage, barriers=barriers))
+            return tuple(_forward(stage, gpu=gpu))
         case "backward":
-            return tuple(_backward(stage, barriers=barriers))
+            return tuple(_backward(stage, gpu=gpu))
         case "partials":
             return (*_sums(step, stage, io.owned), *_partials(step, stage, io))
         case "update":
@@ -75,15 +75,15 @@ def planned_collectives(
             return ()
 
 
-def _forward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
-    tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
+def _forward(stage: Stage, *, gpu: bool) -> Iterator[PlannedCollective]:
+    tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], gpu=gpu)
     for chosen, one in zip(stage.layers, tiles, strict=True):
         yield from _in_program(chosen, one)
 
 
-def _backward(stage: Stage, *, barriers: bool) -> Iterator[PlannedCollective]:
+def _backward(stage: Stage, *, gpu: bool) -> Iterator[PlannedCollective]:
     """Gradients are never among what moves: they stay as they are made until the iteration ends."""
-    tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], barriers=barriers)
+    tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], gpu=gpu)
     for chosen, one in zip(reversed(stage.layers), tiles, strict=True):
         yield from _in_program(chosen, one)
 
@@ -95,11 +95,12 @@ def _in_program(chosen: ChosenLayer, tiles: LayerTiles) -> Iterator[PlannedColle
 
 
 def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[PlannedCollective]:
-    """The gradients of each parameter, summed over the mesh once an iteration; those of layers that lie alike together."""
+    """The gradients of each parameter, summed over the mesh once an iteration; those of layers that come to lie alike together."""
     for param in params:
         words = f"gradient of {step.state_names[param]}, summed"
-        for spec in dict.fromkeys(gradient_spec(reader, param) for reader in stage.readers(param)):
-            yield from _moved(step.state_avals[param], spec, partial_spec(stage, param), stage, words)
+        layout = layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape)
+        specs = [gradient_spec(reader, param) for reader in stage.readers(param)]
+        yield from _moves(layout, joint_moves(specs, layout.spec, stage.shape), words)
 
 
 def _partials(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedCollective]:
@@ -108,12 +109,12 @@ def _partials(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedC
     avals = reduction_avals(step)
     for param in io.owned:
         chosen, program = stage.update_of(param)
-        tiles = LayerTiles(ChosenSplit(chosen, stage.shape))
+        specs = share_specs(program.partials, chosen)
+        tiles = LayerTiles(ChosenSplit(chosen, stage.shape), left=specs)
         yield from _update_program(step, stage, param, program.partials, tiles)
-        for reduction, tensor in zip(program.work.reductions, program.partials.outputs, strict=True):
-            summands.setdefault((reduction, chosen.spec(tensor).partial), []).append(
-                tiles.get(tensor, Origin(program.partials, len(program.partials.records)))
-            )
+        for position, (reduction, tensor) in enumerate(zip(program.work.reductions, program.partials.outputs, strict=True)):
+            spec = specs.get(tensor, chosen.spec(tensor))
+            summands.setdefault((reduction, spec.partial), []).append(tiles.leave(program.partials, position, spec))
     distinct = {(axes, tuple(found)): reduction for (reduction, axes), found in summands.items()}
     for (axes, _), reduction in distinct.items():
         yield from _moved(avals[reduction], Spec((), axes), Spec(()), stage, f"reduction {reduction} over parameters")
@@ -153,8 +154,13 @@ def _moved(aval: ShapedArray, source: Spec, target: Spec, stage: Stage, words: s
 
 def _moved_layout(layout: Layout, target: Spec, words: str) -> Iterator[PlannedCollective]:
     """One resharding."""
+    return _moves(layout, reshard_moves(layout.spec, target, layout.mesh), words)
+
+
+def _moves(layout: Layout, moves: Sequence[Move], words: str) -> Iterator[PlannedCollective]:
+    """Moves of what `layout` says, whatever its spec."""
     itemsize = layout.num_bytes // prod(layout.shape) if layout.shape else layout.num_bytes
-    for move in reshard_moves(layout.spec, target, layout.mesh):
+    for move in moves:
         if not move.is_local:
             larger = max(prod(spec.local_shape(layout.shape, layout.mesh)) for spec in (move.before, move.after))
             yield PlannedCollective(move.lane, itemsize * larger, AtBorder(words))

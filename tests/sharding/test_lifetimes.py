@@ -66,6 +66,31 @@ def test_a_kept_value_has_room_before_it_is_made_for_one_at_a_time_that_is_no_la
     assert lifetimes.bytes_beside_kept(lifetimes.kernels) == 7, "the smaller of two that are there together"
 
 
+def test_where_a_kept_value_takes_anothers_place_there_is_room_only_once_that_was_read():
+    """Of three values the first is made before the one that is there from the start is read, the second with that, the third behind."""
+    for made_at, beside in ((0, 8.0), (1, 8.0), (2, 0.0)):
+        lifetimes = Lifetimes()
+        old = lifetimes.value()
+        for position in range(3):
+            reads = frozenset((old,)) if position == 1 else NOTHING
+            lifetimes.run(reads, (8.0 if position == made_at else 0.0,), in_place=False)
+        [new] = lifetimes.run(NOTHING, (8.0,), in_place=False)
+        lifetimes.kept.add(new)
+        assert lifetimes.bytes_beside_kept(lifetimes.kernels) == 0, "a place of its own"
+        lifetimes.instead[new] = old
+        assert lifetimes.bytes_beside_kept(lifetimes.kernels) == beside
+
+
+def test_what_leaves_and_what_arrives_lie_in_memory_together_until_it_is_there():
+    lifetimes = Lifetimes()
+    sent = frozenset(lifetimes.run(NOTHING, (8.0,), in_place=False))
+    arrived = lifetimes.exchange(sent, 16.0, 1.0)
+    lifetimes.run(arrived, (16.0,), in_place=True)
+    assert lifetimes.peak_bytes() == 24
+    order = [lifetimes.kernels[0], lifetimes.kernels[1], lifetimes.kernels[2]]
+    assert [kernel.ends for kernel in order] == [False, False, True]
+
+
 def test_kept_values_save_no_more_than_they_are_and_cost_nothing():
     draw = random.Random(1)
     saved = 0

@@ -1,6 +1,8 @@
 """Resharding: the steps that are priced are the steps that run, and on real arrays they give the tiles of the target spec."""
 
 import itertools
+import random
+from collections import Counter
 from functools import cache
 
 import jax
@@ -14,7 +16,18 @@ from alpa_hpc.sharding.apply import reshard
 from alpa_hpc.sharding.collectives import AXIS_NAMES, LoneCollectives, MeshCollectives
 from alpa_hpc.sharding.place import Place
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs, with_partials
-from alpa_hpc.sharding.resharding import AllReduce, MaskFirst, Slice, after_step, bytes_after, reshard_seconds, reshard_steps, step_seconds
+from alpa_hpc.sharding.resharding import (
+    AllReduce,
+    MaskFirst,
+    Slice,
+    after_step,
+    bytes_after,
+    joint_moves,
+    reshard_moves,
+    reshard_seconds,
+    reshard_steps,
+    step_seconds,
+)
 from alpa_hpc.sharding.spec import Spec, replicated, tile_index
 
 DEVICE = DeviceSpec("cpu", 4 << 30, 1e11, 1e11, 1e10, 0.5)
@@ -128,3 +141,23 @@ def test_a_lone_device_makes_tiles_of_the_same_shapes():
         tile_of_source = jax.ShapeDtypeStruct(source.local_shape(SHAPES[2], mesh.shape), np.float32)
         result = jax.eval_shape(lambda x, s=source, t=target: reshard(x, s, t, lone), tile_of_source)
         assert result.shape == target.local_shape(SHAPES[2], mesh.shape)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 2), (2, 4)])
+def test_arrays_that_are_summed_meet_on_their_way_and_move_on_as_one(rows: int, cols: int) -> None:
+    mesh = mesh_of(rows, cols)
+    specs = specs_of(2, mesh)
+    draw = random.Random(0)
+    met = 0
+    for _ in range(500):
+        sources, target = draw.choices(specs, k=draw.randint(1, 4)), draw.choice(specs)
+        there = Counter(sources)
+        moves = joint_moves(sources, target, mesh.shape)
+        for move in moves:
+            assert there[move.before], "what is moved is there, and whole: nothing arrives where something has left"
+            there[move.after] += there.pop(move.before)
+        assert there == {target: len(sources)}
+        apart = [move for source in set(sources) for move in reshard_moves(source, target, mesh.shape)]
+        assert Counter(moves) == Counter(set(apart))
+        met += len(moves) < len(apart)
+    assert met > 100

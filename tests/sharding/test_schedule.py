@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+from alpa_hpc.sharding.kernel_order import LATENCY, RATE
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.schedule import as_scheduled
 
@@ -21,11 +22,10 @@ def product(lifetimes: Lifetimes, *reads: int, seconds: float = 1.0) -> int:
     return made
 
 
-def collective(lifetimes: Lifetimes, read: int, seconds: float) -> int:
-    """A start and an end; what arrives."""
-    begun = lifetimes.run(frozenset((read,)), (ELEMENTS,), in_place=False, hidden=seconds)
-    (made,) = lifetimes.run(frozenset((read, *begun)), (ELEMENTS,), in_place=True)
-    return made
+def collective(lifetimes: Lifetimes, read: int, seconds: float) -> tuple[int, int]:
+    """A start and an end; what arrives, and what says that it is there."""
+    arriving, arrived = sorted(lifetimes.exchange(frozenset((read,)), ELEMENTS, (seconds - LATENCY) * RATE))
+    return arriving, arrived
 
 
 def place(order: Sequence[Kernel], value: int) -> int:
@@ -35,31 +35,35 @@ def place(order: Sequence[Kernel], value: int) -> int:
 
 def random_kernels(draw: random.Random) -> Lifetimes:
     lifetimes = Lifetimes()
-    for _ in range(draw.randint(1, 4)):
-        lifetimes.value()
+    known = [frozenset((lifetimes.value(),)) for _ in range(draw.randint(1, 4))]
     for _ in range(draw.randint(1, 14)):
-        known = range(len(lifetimes.sizes))
-        reads = frozenset(draw.sample(known, min(len(known), draw.randint(1, 3))))
-        elements = draw.choice((0.0, 4.0, 8.0))
-        hidden = draw.choice((0.0, 2.0)) if not elements else 0.0
-        lifetimes.run(reads, (float(draw.randint(1, 5)),), in_place=bool(elements), elements=elements, seconds=1.0, hidden=hidden)
+        reads = frozenset[int]().union(*draw.sample(known, min(len(known), draw.randint(1, 3))))
+        elements, num_bytes = draw.choice((0.0, 4.0, 8.0)), float(draw.randint(1, 5))
+        if elements or draw.random() < 0.5:
+            known.append(frozenset(lifetimes.run(reads, (num_bytes,), in_place=bool(elements), elements=elements, seconds=1.0)))
+        else:
+            known.append(lifetimes.exchange(reads, num_bytes, 2.0))
     return lifetimes
 
 
 def test_every_order_is_one_that_could_run_and_makes_everything_once():
     draw = random.Random(0)
-    joined = moved = 0
+    joined = moved = absorbed = 0
     for _ in range(500):
         lifetimes = random_kernels(draw)
         order = as_scheduled(lifetimes.kernels)
         made = {value: position for position, kernel in enumerate(order) for value in kernel.makes}
-        assert sorted(made) == sorted(value for kernel in lifetimes.kernels for value in kernel.makes)
+        gone = {value for kernel in lifetimes.kernels for value in kernel.makes} - made.keys()
         assert sum(len(kernel.makes) for kernel in order) == len(made)
         for position, kernel in enumerate(order):
             assert all(made.get(value, -1) < position for value in kernel.reads)
+            assert gone.isdisjoint(kernel.reads), "what became part of another kernel is not read"
+        under_way = [kernel.ends for kernel in order if kernel.ends or kernel.moved]
+        assert under_way == [False, True] * (len(under_way) // 2), "one collective at a time"
+        absorbed += len(gone)
         joined += len(order) < len(lifetimes.kernels)
         moved += [value for kernel in order for value in kernel.makes] != sorted(made)
-    assert joined > 50 and moved > 50
+    assert joined > 50 and moved > 50 and absorbed > 50
 
 
 def test_siblings_are_joined_until_none_are_left_that_could_be():
@@ -107,22 +111,43 @@ def test_arrays_of_other_sizes_are_gone_through_by_kernels_of_their_own():
     assert len(as_scheduled(lifetimes.kernels)) == 2
 
 
-def gradients(count: int, seconds: float) -> tuple[Lifetimes, list[int], int]:
-    """Products, each made of an array of its own before a collective that has nothing to do with it; then something reads what arrives."""
+def between(num_collectives: int, seconds: float) -> tuple[int, list[int]]:
+    """How many of three products XLA runs under each of collectives in a row that have nothing to do with them."""
     lifetimes = Lifetimes()
-    made = [product(lifetimes, product(lifetimes, lifetimes.value())) for _ in range(count)]
-    arrived = collective(lifetimes, product(lifetimes, lifetimes.value()), seconds)
-    product(lifetimes, arrived)
-    return lifetimes, made, arrived
+    made = [product(lifetimes, product(lifetimes, lifetimes.value())) for _ in range(3)]
+    pairs = [(lifetimes.value(), lifetimes.value())]
+    for _ in range(num_collectives):
+        pairs.append(collective(lifetimes, product(lifetimes, *pairs[-1]), seconds))
+    product(lifetimes, *pairs[-1])
+    order = as_scheduled(lifetimes.kernels)
+    found = [[value for value in made if place(order, start) < place(order, value) < place(order, end)] for start, end in pairs[1:]]
+    assert not found[-1] or found[-1] == made[-len(found[-1]) :], "the last ones listed"
+    return sum(map(len, found)), [len(some) for some in found]
 
 
 def test_collectives_hide_behind_as_many_products_as_take_as_long():
-    for seconds, late in ((1.0, 1), (4.0, 2), (100.0, 3)):
-        lifetimes, made, arrived = gradients(3, seconds)
+    for seconds, late in ((0.9, 1), (3.9, 2), (100.0, 3)):
+        assert between(2, seconds)[1][-1] == late, seconds
+
+
+def test_a_collective_that_waits_for_none_begins_before_all_that_can_wait():
+    for seconds in (1.0, 4.0, 100.0):
+        assert between(1, seconds) == (3, [3])
+        assert between(2, seconds)[0] == 3
+
+
+def test_what_one_elementwise_kernel_alone_reads_is_not_made():
+    """As the sum of which one kernel makes what is positive, and where."""
+    for elements, gone in ((ELEMENTS, True), (2 * ELEMENTS, False)):
+        lifetimes = Lifetimes()
+        total = elementwise(lifetimes, lifetimes.value(), lifetimes.value(), elements=elements)
+        positive, where = elementwise(lifetimes, total), elementwise(lifetimes, total)
+        product(lifetimes, positive)
         order = as_scheduled(lifetimes.kernels)
-        start = next(position for position, kernel in enumerate(order) if kernel.hidden)
-        between = [value for value in made if start < place(order, value) < place(order, arrived)]
-        assert between == made[-late:], seconds
+        made = {value for kernel in order for value in kernel.makes}
+        assert made >= {positive, where}
+        assert (total not in made) == gone
+        assert total in {value for kernel in as_scheduled(lifetimes.kernels, kept={total}) for value in kernel.makes}, "it is a result"
 
 
 def test_without_collectives_and_siblings_nothing_is_moved():

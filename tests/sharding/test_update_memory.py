@@ -10,9 +10,10 @@ from alpa_hpc.cluster.mesh import logical_mesh
 from alpa_hpc.sharding import update_memory as update_memory_module
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.resharding import AllGather, Move, reshard_moves
+from alpa_hpc.sharding.resharding import Move, reshard_moves
+from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
-from alpa_hpc.sharding.update_memory import UpdateMemory, update_memory
+from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, update_memory
 from tests.planning import CLUSTER, prepared
 
 SHAPES = (MeshShape(4, 1), MeshShape(2, 2), MeshShape(1, 1))
@@ -31,7 +32,7 @@ def owned_bytes(layers: tuple[ChosenLayer, ...]) -> float:
 
 
 def test_one_device_exchanges_nothing():
-    assert update_memory(chosen(MeshShape(1, 1)), MeshShape(1, 1)) == UpdateMemory(0.0, 0.0, 0.0)
+    assert update_memory(chosen(MeshShape(1, 1)), MeshShape(1, 1)) == UpdateMemory(0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2])
@@ -39,7 +40,52 @@ def test_no_more_is_summed_than_there_is_and_no_less_than_an_even_split(shape: M
     layers = chosen(shape)
     memory = update_memory(layers, shape)
     assert owned_bytes(layers) / shape.num_devices * 0.9 <= memory.summed <= owned_bytes(layers)
-    assert memory.most == memory.summed + max(memory.sync, memory.hand_out)
+    assert memory.most >= memory.summed + max(memory.sync, memory.hand_out)
+    assert max(memory.sync, memory.hand_out) <= memory.joint <= memory.summed + memory.sync + memory.hand_out
+
+
+FOUR = MeshShape(4, 1)
+WHOLE, SUMMANDS = Spec(((), ())), Spec(((), ()), (0,))
+ROWS, COLUMNS = Spec(((0,), ())), Spec(((), (0,)))
+BYTES = 16 * 16 * 4.0
+
+
+def memory_of(*specs: Spec) -> UpdateMemory:
+    """Parameters [16, 16], stored whole on four devices, their gradients summed and they updated in these specs."""
+    exchanges = tuple(_Exchange((16, 16), 4, FOUR, reshard_moves(SUMMANDS, spec, FOUR), reshard_moves(spec, WHOLE, FOUR)) for spec in specs)
+    return _memory(exchanges, CLUSTER.device)
+
+
+def test_a_new_parameter_waits_beside_where_it_arrives():
+    assert memory_of(ROWS).hand_out == BYTES / 4
+    assert memory_of(WHOLE).hand_out == 0, "it is made where it is stored"
+
+
+def test_what_arrives_in_another_order_is_copied_to_where_it_is_stored():
+    assert memory_of(COLUMNS).hand_out == BYTES / 4 + BYTES
+
+
+def test_of_parameters_that_arrive_together_one_copy_lies_where_the_other_one_is_stored():
+    assert memory_of(ROWS, ROWS).hand_out == 2 * BYTES / 4, "both arrive where they are stored while both wait"
+    assert memory_of(COLUMNS, COLUMNS).hand_out == BYTES / 4 + BYTES, "so does the one of both that waits and is updated last"
+
+
+def test_gradients_are_summed_in_the_order_of_devices():
+    assert memory_of(ROWS).sync == 0
+    assert memory_of(COLUMNS).sync == BYTES
+    assert memory_of(ROWS, COLUMNS, COLUMNS).sync == 2 * BYTES, "one collective of all three"
+    assert memory_of(ROWS, COLUMNS).summed == BYTES / 2
+
+
+def test_what_is_too_much_for_one_collective_moves_by_several(monkeypatch: pytest.MonkeyPatch):
+    count = 6
+    together = memory_of(*[ROWS] * count).hand_out
+    monkeypatch.setattr(update_memory_module, "COMBINED_BYTES", 2 * BYTES)
+    _memory.cache_clear()
+    apart = memory_of(*[ROWS] * count).hand_out
+    _memory.cache_clear()
+    assert together == count * BYTES / 4
+    assert 2 * BYTES / 4 <= apart < together, "what waits for a later one lies where others are stored"
 
 
 def handed_out(shape: MeshShape) -> Iterator[tuple[float, tuple[Move, ...]]]:
@@ -49,27 +95,6 @@ def handed_out(shape: MeshShape) -> Iterator[tuple[float, tuple[Move, ...]]]:
         for update in problem.updates:
             stored = problem.params[problem.layer.params.index(update.work.param)]
             yield problem.tensors[stored].num_bytes, reshard_moves(layer.spec(update.update.outputs[0]), layer.spec(stored), shape)
-
-
-def test_what_waits_to_be_handed_out_is_counted_parameter_by_parameter(monkeypatch: pytest.MonkeyPatch):
-    shape = MeshShape(4, 1)
-    waiting, copied = list[float](), list[float]()
-    for num_bytes, moves in handed_out(shape):
-        if moves:
-            (step,) = moves[0].steps
-            assert isinstance(step, AllGather) and len(moves) == 1, "on one axis new parameters are gathered, once"
-            if step.dim:
-                copied.append(num_bytes)
-            else:
-                waiting.append(num_bytes / moves[0].before.num_shards(shape))
-    assert len(waiting) > 2 and len(copied) > 2
-    combined = update_memory(chosen(shape), shape).hand_out
-    monkeypatch.setattr(update_memory_module, "COMBINED_BYTES", 0)
-    apart = update_memory(chosen(shape), shape).hand_out
-    assert apart - combined == sum(copied) - max(copied), "all but the largest lie where others are stored"
-    alone = apart - sum(copied)
-    assert 0 < alone < sum(waiting), "some of them find room"
-    assert sum(waiting) - alone <= sum(sorted(waiting)[-(len(waiting) // 2) :]), "every second straight one has room for one"
 
 
 def test_what_lies_between_two_gathers_is_there_of_all_parameters_but_for_those_that_have_arrived():

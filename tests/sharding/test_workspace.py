@@ -198,6 +198,9 @@ def test_a_scatter_to_the_largest_of_each_window_finds_their_places_first():
     problem = layer_of(pooled, jnp.ones((IMAGES, SIDE, SIDE, 8)), [jnp.ones((8, 16))])
     windows = CONVOLVED / 4
     assert backward(problem) >= CONVOLVED + 5 * windows, "the result, an index for each of four dims, and what is found there"
+    lifetimes = lifetimes_of(all_steps(backward_tiles([EvenSplit(problem, LONE)])), (), (), problem.device)
+    [finding] = [kernel for kernel in lifetimes.kernels if any(lifetimes.sizes[value] == 5 * windows for value in kernel.makes)]
+    assert finding.reads.isdisjoint(value for kernel in lifetimes.kernels for value in kernel.makes), "no cotangent"
 
 
 @cache
@@ -210,7 +213,9 @@ def test_a_stage_needs_what_its_hungriest_layer_needs_and_no_less_than_an_even_s
     shape = MeshShape(2, 2)
     layers = gpt(0, 3, remat=False)
     each = [backward_workspace([ChosenSplit(layer, shape)]) for layer in layers]
-    assert chosen_workspace(layers, shape) >= 0.99 * max(each), "layers share what they make of the same parameter"
+    assert chosen_workspace(layers, shape) >= 0.95 * max(each), (
+        "layers share what they make of the same parameter, and have an order of their own"
+    )
     assert len(set(each)) > 1
     for layer in layers:
         assert chosen_workspace((layer,), shape) >= evenly_split_workspace(layer.problem, shape.num_devices)

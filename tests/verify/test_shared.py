@@ -60,8 +60,8 @@ def test_code_exchanges_what_is_planned_to_the_byte(variant: Variant):
             assert lane.planned_bytes == lane.compiled_bytes, (task.name, lane)
 
 
-def exchanges(splits: list[ChosenSplit], *, barriers: bool) -> int:
-    tiles = (*forward_tiles(splits), *backward_tiles(splits, barriers=barriers))
+def exchanges(splits: list[ChosenSplit], *, gpu: bool) -> int:
+    tiles = (*forward_tiles(splits), *backward_tiles(splits, gpu=gpu))
     return sum(isinstance(step, Exchange) for one in tiles for step in one.steps)
 
 
@@ -69,8 +69,8 @@ def test_layers_share_exchanges_and_recomputing_ones_fewer_where_barriers_hold()
     shared = hidden = 0
     for variant in VARIANTS:
         splits = [ChosenSplit(chosen, MeshShape(*variant.shape)) for chosen in assembly(variant).stages[0].layers]
-        together = exchanges(splits, barriers=True)
-        shared += together < sum(exchanges([split], barriers=True) for split in splits)
-        hidden += variant.remat and exchanges(splits, barriers=False) < together
+        together = exchanges(splits, gpu=True)
+        shared += together < sum(exchanges([split], gpu=True) for split in splits)
+        hidden += variant.remat and exchanges(splits, gpu=False) < together
     assert shared >= 2
     assert hidden >= 2
