@@ -1,15 +1,22 @@
 """The door to numba: `kernel` compiles a function of flat arrays to machine code at its first call and keeps it on disk.
 
-Where no folder beside the source can be written, numba keeps it in the user's cache folder. Kernels draw no random numbers of their own:
+Where no folder beside the source can be written, numba keeps it in the user's cache folder; where that cannot be, or a disk is full, each
+process compiles for itself. Kernels draw no random numbers of their own:
 seeds come in as arguments. `compile_seconds` tells how long this process has compiled, which a cold start pays once a machine.
 """
 
+import pickle
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 from numba.core.event import Event, Listener, register
 from numpy.typing import NDArray
 
@@ -26,12 +33,45 @@ Real = float | Floats
 Truth = bool | np.bool_ | Flags
 
 
+# A disk that is full or fails, files that another user may read alone, files that a crash has left empty.
+UNUSABLE = (OSError, EOFError, pickle.UnpicklingError)
+
+
+class _Cache(FunctionCache):
+    """numba's cache of one function, which is no obstacle where its files cannot be read or written."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return FunctionCache.load_overload(self, sig, target_context)
+        except UNUSABLE:
+            return None  # numba's word for what is not kept
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            FunctionCache.save_overload(self, sig, data)
+        except UNUSABLE as error:
+            self._forget()
+            _tell_once(self.cache_path, str(error.strerror) if isinstance(error, OSError) else "what is there cannot be read")
+
+    def _forget(self) -> None:
+        """The index is written first: without its code, it would name the code of an older source that has the same file name."""
+        private: Any = self
+        with suppress(OSError):  # what cannot be removed could not be written
+            Path(private._cache_file._index_path).unlink()
+
+
+@cache
+def _tell_once(folder: str, reason: str) -> None:
+    sys.stderr.write(
+        f"compiled code cannot be kept in {folder} ({reason}): each process compiles it anew; NUMBA_CACHE_DIR names another folder\n"
+    )
+
+
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The function as compiled code; it runs without the interpreter's lock."""
-    try:
-        compiled = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder can be written, neither beside the source nor the user's: compile in each process
-        compiled = numba.njit(nogil=True)(function)
+    compiled: Any = numba.njit(nogil=True)(function)
+    with suppress(RuntimeError):  # no folder can be written, neither beside the source nor the user's
+        compiled._cache = _Cache(function)
     return cast(Callable[Parameters, Result], compiled)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,11 @@ def _highs_process() -> Worker[LinearAnswer]:
 
 
 def solve_by_highs(model: LinearModel, seconds: float) -> LinearAnswer:
-    """Solve in this process, which may take longer than `seconds`."""
-    import highspy
+    """Solve in this process, which may take longer than `seconds`.
 
+    Raises SolverError if HiGHS fails or cannot be loaded.
+    """
+    highspy = _loaded_highs()
     with _without_stdout():  # HiGHS 1.16 greets on it before it can be told not to
         highs = highspy.Highs()
     options = {
@@ -103,7 +104,7 @@ def solve_by_highs(model: LinearModel, seconds: float) -> LinearAnswer:
     }
     for name, value in options.items():
         highs.setOptionValue(name, value)
-    highs.passModel(_highs_program(model))
+    highs.passModel(_highs_program(highspy, model))
     if len(model.start):
         start = highspy.HighsSolution()
         start.col_value = model.start.tolist()
@@ -119,9 +120,21 @@ def solve_by_highs(model: LinearModel, seconds: float) -> LinearAnswer:
     return LinearAnswer(values, float(bound))
 
 
-def _highs_program(model: LinearModel) -> Any:
-    import highspy
+def _loaded_highs() -> Any:
+    """The module `highspy`.
 
+    Raises SolverError if it is absent or broken, which only its import tells: of a broken install the file is there.
+    """
+    try:
+        import highspy
+    except (ImportError, OSError) as error:
+        raise SolverError(
+            f"HiGHS cannot be loaded: {error}. Install it anew, pip install --force-reinstall highspy, or choose CBC"
+        ) from error
+    return highspy
+
+
+def _highs_program(highspy: Any, model: LinearModel) -> Any:
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(model.costs), len(model.row_lower)
     program.col_cost_ = model.costs
@@ -181,11 +194,23 @@ def _pulp_program(model: LinearModel) -> tuple[pulp.LpProblem, list[pulp.LpVaria
         entries = slice(model.row_starts[row], model.row_starts[row + 1])
         terms = zip(model.columns[entries].tolist(), model.coefficients[entries].tolist(), strict=True)
         expression = pulp.LpAffineExpression([(variables[column], value) for column, value in terms])
-        sense = pulp.LpConstraintEQ if lower == upper else pulp.LpConstraintLE
-        program.addConstraint(pulp.LpConstraint(expression, sense, rhs=upper))
+        for sense, bound in _sides(lower, upper):
+            program.addConstraint(pulp.LpConstraint(expression, sense, rhs=bound))
     return program, variables
 
 
+def _sides(lower: float, upper: float) -> list[tuple[int, float]]:
+    """A row of PuLP's has one side."""
+    if lower == upper:
+        return [(pulp.LpConstraintEQ, upper)]
+    sides = ((pulp.LpConstraintGE, lower), (pulp.LpConstraintLE, upper))
+    return [(sense, bound) for sense, bound in sides if np.isfinite(bound)]
+
+
 def installed_solver() -> AbstractLinearSolver:
-    """HiGHS where highspy is installed, else CBC."""
-    return HighsSolver() if find_spec("highspy") else CbcSolver()
+    """HiGHS where highspy is installed and can be loaded, else CBC."""
+    try:
+        _loaded_highs()
+    except SolverError:
+        return CbcSolver()
+    return HighsSolver()

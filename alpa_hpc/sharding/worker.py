@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from alpa_hpc.errors import SolverError
 
@@ -70,7 +70,7 @@ class Worker(Generic[Answer]):
         return child
 
 
-def _ask(child: subprocess.Popen[bytes], seconds: float, arguments: tuple[object, ...]) -> object:
+def _ask(child: subprocess.Popen[bytes], seconds: float, arguments: tuple[object, ...]) -> Any:
     assert child.stdin is not None and child.stdout is not None, "both are pipes"
     pickle.dump((seconds, arguments), child.stdin)
     child.stdin.flush()

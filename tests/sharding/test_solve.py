@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from alpa_hpc.errors import InfeasibleError, SolverError
 from alpa_hpc.sharding.evaluate import evaluate
-from alpa_hpc.sharding.linear import AbstractLinearSolver, CbcSolver, HighsSolver, LinearAnswer, LinearModel, installed_solver
+from alpa_hpc.sharding.linear import AbstractLinearSolver, CbcSolver, HighsSolver, LinearAnswer, LinearModel
 from alpa_hpc.sharding.mip import Cbc
 from alpa_hpc.sharding.problem import Edge, ShardingProblem
 from alpa_hpc.sharding.solution import SolveMethod, SolveStatus
@@ -203,12 +203,6 @@ def test_cbc_works_in_a_folder_with_spaces_and_leaves_nothing(tmp_path: Path, mo
     monkeypatch.chdir(folder)
     assert solve(dense(0, 9, 6), NO_HIGHS).status is SolveStatus.PROVEN
     assert list(folder.iterdir()) == []
-
-
-def test_cbc_is_taken_where_highs_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(installed_solver(), HighsSolver)
-    monkeypatch.setattr("alpa_hpc.sharding.linear.find_spec", lambda name: None)
-    assert isinstance(installed_solver(), CbcSolver)
 
 
 def _killed_solver(folder: Path) -> CbcSolver:

@@ -1,10 +1,12 @@
 """A function in a process of its own: its answers are the function's, one that does not stop is stopped, one that dies is no riddle."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from alpa_hpc.sharding.worker import LateError, Worker
 FUNCTIONS = """
 import ctypes
 import os
+import pathlib
 import sys
+import time
 
 from alpa_hpc.errors import SolverError
 
@@ -37,6 +41,16 @@ def died():
     sys.stderr.write("out of memory")
     sys.stderr.flush()
     os.kill(os.getpid(), 9)
+
+
+def doubled_late(number):
+    time.sleep(number)
+    return 2 * number
+
+
+def stuck_and_known(path):
+    pathlib.Path(path).write_text(str(os.getpid()))
+    stuck()
 
 
 def stuck():
@@ -96,6 +110,61 @@ def test_a_process_whose_parent_is_gone_goes_too(functions: str, tmp_path: Path)
     while _is_alive(child):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Generator[None]:
+    """Ctrl-C for who waits, at a time that no other thread has to keep."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_call_that_is_interrupted_leaves_no_answer_to_the_next(functions: str) -> None:
+    late = worker(functions, "doubled_late")
+    assert late.call(20.0, 0) == 0
+    with interrupted_after(0.2):
+        late.call(20.0, 0.7)
+    assert late.call(20.0, 0.1) == 0.2
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise ValueError("cannot be told")
+
+
+def test_a_question_that_breaks_off_half_way_is_forgotten(functions: str) -> None:
+    doubled = worker(functions, "doubled")
+    for length in (10, 1_000_000):
+        with pytest.raises(ValueError, match="cannot be told"):
+            doubled.call(20.0, (b"x" * length, Unpicklable()))
+        assert doubled.call(20.0, 3) == 6
+
+
+def test_a_process_in_the_midst_of_a_question_goes_with_its_parent(functions: str, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    imports = f"from {functions} import stuck_and_known; from alpa_hpc.sharding.worker import Worker"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))}
+    parent = subprocess.Popen((sys.executable, "-c", f"{imports}; Worker(stuck_and_known).call(50.0, {str(told)!r})"), env=environment)
+    end = time.monotonic() + 20
+    while not (told.exists() and told.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    parent.terminate()
+    assert parent.wait() == -signal.SIGTERM
+    end = time.monotonic() + 5
+    while _is_alive(int(told.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def _is_alive(pid: int) -> bool:
