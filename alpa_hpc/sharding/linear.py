@@ -129,7 +129,7 @@ def _loaded_highs() -> Any:
         import highspy
     except (ImportError, OSError) as error:
         raise SolverError(
-            f"HiGHS cannot be loaded: {error}. Install it anew, pip install --force-reinstall highspy, or choose CBC"
+            f"HiGHS cannot be loaded: {error}. Install it anew (pip install --force-reinstall highspy) or choose CBC"
         ) from error
     return highspy
 

@@ -119,8 +119,8 @@ class Highs(AbstractMipSolver):
 
     def run(self, model: pulp.LpProblem, time_limit_seconds: float) -> float:
         """See base class."""
-        if find_spec("highspy") is None:
-            raise SolverError("HiGHS is not installed: pip install highspy, or choose CBC")
+        if find_spec("highspy") is None or not pulp.HiGHS(msg=False).available():
+            raise SolverError("HiGHS is absent or cannot be loaded: pip install --force-reinstall highspy, or choose CBC")
         solver = pulp.HiGHS(
             msg=False,
             threads=1,
