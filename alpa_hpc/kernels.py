@@ -1,8 +1,8 @@
 """The door to numba: `kernel` compiles a function of flat arrays to machine code at its first call and keeps it on disk.
 
 Where no folder beside the source can be written, numba keeps it in the user's cache folder; where that cannot be, or a disk is full, each
-process compiles for itself. Kernels draw no random numbers of their own:
-seeds come in as arguments. `compile_seconds` tells how long this process has compiled, which a cold start pays once a machine.
+process compiles for itself. Kernels draw no random numbers of their own: seeds come in as arguments. `compile_seconds` tells how long
+this process has compiled, which a cold start pays once a machine.
 """
 
 import pickle
