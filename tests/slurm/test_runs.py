@@ -150,7 +150,8 @@ def test_a_killed_profiling_task_costs_infinity_and_the_plan_goes_on(start_bed: 
 
 
 def test_a_failed_planning_job_starts_no_training(bed: Bed) -> None:
-    run = submit(bed, *SMALL, "launcher.chain=dependency")
+    unknown = "training.weight_decay=0.0123"  # no other test asks for it, so that there is a search to be killed
+    run = submit(bed, *SMALL, unknown, "launcher.chain=dependency")
     wait_until((run.paths.status_folder / "plan.json").exists, "planning job", run.tell)
     kill([read_json(run.paths.status_folder / "plan.json")["pid"]])
     wait_until(lambda: run.slurm_state("train") == ("CANCELLED",), "end of the training job", run.tell)
