@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alpa_hpc.kernels import Floats, Ints, Truth, Whole, kernel
+from alpa_hpc.kernels import Floats, Ints, Truth, Whole, inner, kernel
 from alpa_hpc.sharding.flat import FlatProblem, starts_of
 
 
@@ -73,7 +73,7 @@ def _fill(tables: Floats, offsets: Ints, place: Ints, sizes: Ints, ends: Ints, e
                 tables[back + c * rows + r] = entry
 
 
-@kernel
+@inner
 def fits(g: Graph, held: Floats, node: Whole, old: Whole, new: Whole) -> Truth:
     """Whether `held` stays within the room if the node takes strategy `new` in place of `old` (-1: it holds nothing yet)."""
     for i in range(g.span_starts[node], g.span_starts[node + 1]):
@@ -86,7 +86,7 @@ def fits(g: Graph, held: Floats, node: Whole, old: Whole, new: Whole) -> Truth:
     return True
 
 
-@kernel
+@inner
 def hold(g: Graph, held: Floats, node: Whole, old: Whole, new: Whole) -> None:
     """Update `held` for the node's change from `old` (-1: it holds nothing yet) to `new`."""
     for i in range(g.span_starts[node], g.span_starts[node + 1]):
@@ -97,7 +97,7 @@ def hold(g: Graph, held: Floats, node: Whole, old: Whole, new: Whole) -> None:
                 held[t] += more
 
 
-@kernel
+@inner
 def cost_around(g: Graph, costs: Floats, choices: Ints, node: Whole, totals: Floats) -> None:
     """Into `totals`, for each strategy of the node: its cost and those of its edges, the neighbours as chosen."""
     start, size = g.starts[node], g.starts[node + 1] - g.starts[node]

@@ -6,9 +6,11 @@ from alpa_hpc.sharding.descent import repair, total_cost
 from alpa_hpc.sharding.flat import evaluate_flat, flatten, part_of, parts_of
 from alpa_hpc.sharding.lagrangian import relax
 from alpa_hpc.sharding.message_graph import make_graph
+from alpa_hpc.sharding.minimise import minimise, restore
 from alpa_hpc.sharding.neighbourhood import extract, grow
 from alpa_hpc.sharding.problem import Edge, ShardingProblem
 from alpa_hpc.sharding.shrink import expand, shrink
+from alpa_hpc.sharding.tables import flat_tables
 
 NUM_NODES, NUM_STRATEGIES = 5, 3
 
@@ -26,6 +28,7 @@ def warm_up() -> None:
     repair(graph, choices)
     extract(graph, choices, grow(graph, choices, 10, 2, 0))
     evaluate_flat(flat, expand(reduction, choices))
+    restore(minimise(flat_tables(rest), frozenset(), NUM_STRATEGIES**NUM_NODES).undo, {})
 
 
 def _dense_problem() -> ShardingProblem:
