@@ -138,12 +138,12 @@ def plan_run(paths: RunPaths) -> None:
     if found is None:
         with infeasible_noted(paths, config.name, config.search.name):
             found = searched(config, made, paths, launcher, watch)
-        if key:
-            write_known(paths.known_plans, key, found)
     write_text(paths.plan, plan_to_json(found.plan))
     own = {**fingerprint(config, found.plan), "searched_by": found.searched_by, "seconds": watch.seconds}
     write_json(paths.planning, {**found.planning, **own})
     store_result(config, paths)
+    if key and found.searched_by == str(paths.root):
+        write_known(paths.known_plans, key, found)  # when the run has its own: the cache is the lesser loss
     sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in found.planning["check"]["mismatches"]))
     before = "" if found.searched_by == str(paths.root) else f" (found by {found.searched_by}, which was asked the same)"
     sys.stderr.write(f"planned: {chosen_words(found.planning)}{before}\n")

@@ -13,6 +13,7 @@ from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
 from alpa_hpc.launch.site import Platform, site_environment
+from alpa_hpc.plan.fit import made_for
 from alpa_hpc.planner.search import SCHEDULES, seconds_on
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.known_plans import search_key
@@ -78,7 +79,7 @@ def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
     if config.profiling.source is CostSource.MEASURED:
         return None
     asked = (config.model, config.training.batch_size, config.cluster, config.search, config.schedule)
-    return search_key((step.key, *asked, calibrated_twin(config), os.cpu_count()))
+    return search_key((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))
 
 
 def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:
