@@ -22,7 +22,7 @@ from alpa_hpc.errors import InfeasibleError, LaunchError, PlanError, TraceError
 from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.trace import trace_step
 from alpa_hpc.models.gpt import GPT
-from alpa_hpc.stages.options import RematChoice
+from alpa_hpc.stages.options import Partitions, RematChoice
 
 REPOSITORY = Path(__file__).parent.parent
 DEVICE = alpa_hpc.DeviceSpec("cpu", 64_000_000, 4e9, 4e9, 4e9, 0.8)
@@ -145,6 +145,24 @@ def penalised_loss(params: Any, batch: Any) -> jax.Array:
 
 def test_a_derivative_of_jax_inside_the_loss_trains_like_one_device() -> None:
     train_like_one_device(parallelize(partial(mean_step, loss=penalised_loss), cluster=ONE_NODE), make_state(), BATCHES)
+
+
+def towers_loss(params: Any, batch: Any) -> jax.Array:
+    """Two towers, a layer of each in turns, that meet in the end."""
+    left, right = batch["x"], batch["x"][:, ::-1]
+    for first, second in zip(*params["towers"], strict=True):
+        left, right = jnp.tanh(left @ first), jnp.tanh(right @ second)
+    return jnp.mean((left - right) ** 2)
+
+
+def test_towers_on_meshes_of_their_own_train_like_one_device() -> None:
+    random = np.random.default_rng(0)
+    towers = [[np.asarray(random.normal(size=(WIDTH, WIDTH)) / 6, np.float32) for _ in range(4)] for _ in range(2)]
+    state = {"params": {"towers": towers}, "optimiser": OPTIMISER.init({"towers": towers}), "steps": 0}
+    given = ("layers 0-1 on 1x4 as 4x1", "layers 2-3 on 1x4 as 2x2")
+    search = replace(DEFAULT_SEARCH, partitions=Partitions.MANUAL, manual=given)
+    step = partial(mean_step, loss=towers_loss)
+    train_like_one_device(parallelize(step, search=search), state, BATCHES)
 
 
 def test_sum_and_count_are_joined_over_microbatches() -> None:

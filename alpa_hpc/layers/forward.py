@@ -5,7 +5,7 @@ a copy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from alpa_hpc.layers.blocks import find_block
 from alpa_hpc.layers.choice import CHOOSE, choose_num_layers
 from alpa_hpc.layers.cluster import cluster_equations, equal_counts
 from alpa_hpc.layers.options import Clustering
+from alpa_hpc.layers.order import linear_order
 from alpa_hpc.layers.received import Crossing
 
 NO_LOSS = -1
@@ -73,7 +74,7 @@ def cut_forward(
     loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float, clustering: Clustering = Clustering.COMMUNICATION
 ) -> ForwardLayers:
     """Cut a loss [params, batch] -> outputs (the loss first) into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
-    parts = _by_role(_with_distinct_outputs(loss), num_params)
+    parts = _with_branches_whole(_by_role(_with_distinct_outputs(loss), num_params))
     flops, patterns = [float(equation_flops(equation)) for equation in parts.body], _patterns(parts)
     if num_layers == CHOOSE:
         num_layers = choose_num_layers(find_block(flops, patterns), sum(map(is_heavy, parts.body)))
@@ -120,6 +121,12 @@ def _by_role(loss: ClosedJaxpr, num_params: int) -> _Loss:
         else:
             body.append(equation)
     return _Loss(loss, params, batch, copied, body)
+
+
+def _with_branches_whole(parts: _Loss) -> _Loss:
+    """The same, its body in the order in which it is to be cut."""
+    order = linear_order([float(equation_flops(equation)) for equation in parts.body], _crossings(parts))
+    return replace(parts, body=[parts.body[position] for position in order])
 
 
 def _crossings(parts: _Loss) -> list[Crossing]:

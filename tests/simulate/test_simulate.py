@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,22 @@ def test_one_link_carries_one_message_at_a_time():
     sends = spans_of(programs, timeline, 0, Send)
     assert sends == [(1 + message * index, 1 + message * (index + 1)) for index in range(num_microbatches)]
     assert [start for start, _ in spans_of(programs, timeline, 1, Run, "forward")] == [stop for _, stop in sends]
+
+
+@pytest.mark.parametrize("schedule", [GPipe(), OneFOneB()])
+def test_stages_that_read_nothing_of_each_other_run_at_the_same_time(schedule: AbstractSchedule):
+    num_microbatches, forward, backward = 6, 5, 10
+    plain = chain(3, num_microbatches)
+    left, right, end = plain.stages  # as they are, each reads what the one before it makes
+    right = replace(right, batch=(0,), inputs=(), cotangent_inputs=())
+    both = {value: end.value_layouts[1] for value in (0, 1)}
+    end = replace(end, inputs=(0, 1), cotangent_inputs=(0, 1), value_layouts=both, cotangent_layouts=both)
+    towers = replace(plain, stages=(left, right, end))
+    costs = costs_of(3, {"forward": forward, "backward": backward})
+    programs = emit_programs(towers, schedule, keep_layout)
+    timeline = simulate(programs, costs)
+    assert [spans_of(programs, timeline, mesh, Run, "forward")[0][0] for mesh in range(3)] == [0, 0, forward]
+    assert timeline.seconds == (2 - 1 + num_microbatches) * (forward + backward), "as long as a pipeline of two stages"
 
 
 def test_update_and_joins_come_last():
