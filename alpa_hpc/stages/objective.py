@@ -4,8 +4,10 @@
     fixed_i + in_flight(stages from i to the end, B) * inflight_i + workspace_i <= limit    for each stage i
 
 Beyond the paper, t_i has gradient synchronisation, update and transfer. transfer_i is what crosses the cut before stage i, forward
-and back. In pipeline order a stage starts after so many devices; its input stays inside a node if the stage is a part of a node and
-starts inside one, and then uses the stage's own device paths; otherwise it uses the network cards of the stage's nodes.
+and back. In pipeline order a stage starts after so many devices; its input stays inside a node if the stage is a part of a node, starts
+inside one and ends there, and then uses the stage's own device paths; otherwise it uses the network cards of the stage's nodes. (A stage
+that would end in the next node is laid into another one, `stages.placement`; so in every partition of a cluster of n nodes n - 1 or more
+stages receive from another node.)
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +64,8 @@ def option_seconds(option: StageOption, num_microbatches: int) -> float:
 
 def crosses_nodes(cluster: ClusterSpec, submesh: Submesh, offset: int) -> bool:
     """Whether the input of a stage on `submesh` that starts after `offset` devices comes from another node."""
-    return submesh.num_devices >= cluster.devices_per_node or offset % cluster.devices_per_node == 0
+    inside = offset % cluster.devices_per_node
+    return inside == 0 or inside + submesh.num_devices > cluster.devices_per_node
 
 
 def transfer_seconds(cluster: ClusterSpec, submesh: Submesh, num_bytes: float, *, crosses: bool) -> float:

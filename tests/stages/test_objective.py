@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape, Submesh
 from alpa_hpc.errors import PlanError
@@ -36,8 +38,8 @@ def test_transfer_is_there_and_back_on_the_stages_paths() -> None:
     assert transfer_seconds(CLUSTER, Submesh(2, 4), 0.0, crosses=True) == 0.0
 
 
-def test_only_a_part_of_a_node_that_starts_inside_one_stays_inside() -> None:
-    assert [crosses_nodes(CLUSTER, Submesh(1, 2), offset) for offset in (0, 2, 4, 6)] == [True, False, True, False]
+def test_only_a_part_of_a_node_that_starts_inside_one_and_ends_there_stays_inside() -> None:
+    assert [crosses_nodes(CLUSTER, Submesh(1, 2), offset) for offset in range(7)] == [True, False, False, True, True, False, False]
     assert crosses_nodes(CLUSTER, Submesh(1, 4), 4)
     assert crosses_nodes(CLUSTER, Submesh(2, 4), 2)
 
@@ -73,3 +75,16 @@ def test_check_stages_wants_all_devices() -> None:
     small = CostTable(1, {(0, 1, Submesh(1, 4)): (FIRST,)}, (0.0,))
     with pytest.raises(PlanError, match="use 4 devices, expected all 8"):
         check_stages((StageChoice(0, 1, Submesh(1, 4), FIRST),), small, CLUSTER, 8, memory_limit=100.0)
+
+
+@given(st.lists(st.sampled_from((1, 2, 4, 8)), min_size=1), st.integers(2, 4))
+def test_so_many_nodes_are_entered_as_there_are(sizes: list[int], num_nodes: int) -> None:
+    """No order of stages goes through more nodes than are entered, the first one included."""
+    cluster = replace(CLUSTER, num_nodes=num_nodes)
+    entered, offset = 0, 0
+    for size in sizes * (4 * num_nodes):
+        submesh = Submesh(1, size) if size < 4 else Submesh(size // 4, 4)
+        if offset + size <= cluster.num_devices:
+            entered += submesh.num_nodes if crosses_nodes(cluster, submesh, offset) else 0
+            offset += size
+    assert entered >= -(-offset // 4)

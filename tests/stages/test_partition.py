@@ -98,10 +98,10 @@ def seconds_of(case: Case, cells: Signature, options: tuple[StageOption, ...]) -
             return float("inf")
         moved = case.table.boundary_bytes[start]
         own = cluster.intra_node.bandwidth * submesh.num_devices
-        part_of_a_node = submesh.num_nodes == 1 and submesh.devices_per_node < cluster.devices_per_node
+        first_node, last_node = (device // cluster.devices_per_node for device in (offset - 1, offset + submesh.num_devices - 1))
         if moved == 0:
             transfer = 0.0
-        elif part_of_a_node and offset % cluster.devices_per_node != 0:
+        elif first_node == last_node:
             transfer = 2 * (moved / own + cluster.intra_node.latency)
         else:
             transfer = 2 * (moved / min(own, cluster.inter_node.bandwidth * submesh.num_nodes) + cluster.inter_node.latency)
