@@ -50,13 +50,21 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateProgram:
-    """A parameter's update in the problem; `gradient` and `leaves` (the parameter first) are tensors in the spec of the update."""
+    """A parameter's update in the problem; `gradient` and `leaves` (the parameter first) are tensors in the spec of the update.
+
+    `partials` are its programs in the rounds of reductions.
+    """
 
     work: ParamUpdate
     gradient: int
     leaves: tuple[int, ...]
-    partials: Program
+    partials: tuple[Program, ...]
     update: Program
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """All that it runs, in order."""
+        return (*self.partials, self.update)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,12 +273,14 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
         leaf = graph.add_tensor(var, node, specs) if shape_of(var) == shape else graph.free_tensor(var)
         graph.hold(leaf, inflight=False)
         leaves.append(leaf)
-    kept = frozenset(variables(work.partials.jaxpr.outvars))
-    partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves), Leaving(kept, kept))
+    partials: list[Program] = []
+    for part in work.partials:
+        kept = frozenset(variables(part.program.jaxpr.outvars))
+        partials.append(_update_program(graph, f"{name}.partials", part.program, (gradient_here, *leaves), Leaving(kept, kept)))
     kept = frozenset(variables(work.update.jaxpr.outvars))
     update = _update_program(graph, f"{name}.update", work.update, (gradient_here, *leaves), Leaving(kept, frozenset()))
     _return_leaves(graph, update, param, leaves)
-    return UpdateProgram(work, gradient_here, tuple(leaves), partials, update)
+    return UpdateProgram(work, gradient_here, tuple(leaves), tuple(partials), update)
 
 
 def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...], leaving: Leaving) -> Program:
