@@ -147,7 +147,7 @@ def random_strategies(solver: StageSolver, variant: Variant) -> tuple[ChosenLaye
     for index in range(variant.start, variant.stop):
         problem = solver.problem(index)
         choices = [draw.randrange(len(labels)) for labels in problem.labels]
-        for name, node in zip(port_names(problem.layer), problem.ports, strict=True):
+        for name, node in zip(port_names(problem.layer, problem.shared), problem.ports, strict=True):
             choices[node] = ports.setdefault(name, choices[node])
         chosen.append(ChosenLayer(problem, tuple(choices)))
     return tuple(chosen)

@@ -11,6 +11,7 @@ from alpa_hpc.sharding import update_memory as update_memory_module
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import Move, reshard_moves
+from alpa_hpc.sharding.shared_params import readers_of
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
 from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, update_memory
@@ -32,7 +33,10 @@ def owned_bytes(layers: tuple[ChosenLayer, ...]) -> float:
 
 
 def test_one_device_exchanges_nothing():
-    assert update_memory(chosen(MeshShape(1, 1)), MeshShape(1, 1)) == UpdateMemory(0.0, 0.0, 0.0, 0.0)
+    layers = chosen(MeshShape(1, 1))
+    [(first, *_)] = [readers for readers in readers_of(layers).values() if len(readers) > 1]
+    tied = first.chosen.problem.tensors[first.tensor].num_bytes
+    assert update_memory(layers, MeshShape(1, 1)) == UpdateMemory(tied, 0.0, 0.0, 0.0), "the sum of what its two readers make"
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2])
