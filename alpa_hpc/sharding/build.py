@@ -1,7 +1,8 @@
 """Layer + its parameters' update -> LayerProblem: one sharding problem over forward, backward, accumulation and update (DESIGN 7.2).
 
 Forward and backward count once a microbatch, synchronisation and update once an iteration. Values that cross the layer's border are spec
-nodes of their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
+nodes of their own, *ports*, which neighbouring layers share, and so are parameters that several layers read; that makes layers of a stage
+separable but for their ports.
 """
 
 import enum

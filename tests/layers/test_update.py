@@ -160,7 +160,7 @@ def test_a_row_of_scalars_is_joined_in_one_round(join):
 
 
 def test_too_many_rounds_are_refused():
-    params = {f"p{number}": jnp.ones(2) for number in range(2 * MOST_ROUNDS)}
+    params = {f"p{number}": jnp.ones(2) for number in range(4 * MOST_ROUNDS)}
 
     def step(state, batch):
         value, gradients = value_and_grad(lambda params: sum(jnp.sum(p**2) for p in params.values()) * jnp.mean(batch["x"]))(state)
