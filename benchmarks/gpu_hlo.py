@@ -49,7 +49,13 @@ class Case:
         return f"{self.experiment} layers {self.start}-{self.stop - 1} on {rows}x{cols}{', recomputed' if self.remat else ''}"
 
 
+OF_FOUR = ("model.num_layers=4", "layers.num_layers=2")  # a whole model, with what its first and its last layer share
+OF_64 = ("schedule.num_microbatches=64",)
+
 CASES = (
+    Case("gpt350m", 0, 2, (8, 1), remat=False, overrides=(*OF_FOUR, *OF_64)),
+    Case("gpt350m", 0, 2, (4, 2), remat=False, overrides=(*OF_FOUR, *OF_64)),
+    Case("gpt350m", 0, 2, (2, 4), remat=True, overrides=(*OF_FOUR, *OF_64)),
     Case("gpt1_3b", 0, 2, (4, 2), remat=False),
     Case("gpt1_3b", 1, 2, (8, 1), remat=True),
     Case("gpt1_3b", 1, 2, (2, 4), remat=False),
@@ -61,10 +67,13 @@ CASES = (
     Case("gpt39b", 15, 16, (2, 4), remat=True),
     Case("gpt39b", 15, 16, (4, 2), remat=False),
     Case("gpt39b", 2, 6, (2, 4), remat=True),
+    Case("moe380m", 0, 4, (8, 1), remat=False, overrides=OF_64),
+    Case("moe380m", 0, 4, (2, 4), remat=True, overrides=OF_64),
     Case("moe2_4b", 0, 1, (8, 1), remat=True),
     Case("moe2_4b", 3, 4, (2, 4), remat=False),
     Case("moe2_4b", 3, 4, (8, 1), remat=True),
     Case("moe2_4b", 7, 8, (4, 2), remat=True),
+    Case("wresnet250m", 0, 16, (8, 1), remat=False),
     Case("wresnet1b", 0, 1, (8, 1), remat=False),
     Case("wresnet1b", 0, 2, (4, 2), remat=True),
     Case("wresnet1b", 0, 6, (8, 1), remat=False),
@@ -77,6 +86,8 @@ CASES = (
     Case("wresnet1b", 13, 14, (4, 2), remat=True),
     Case("wresnet1b", 13, 15, (4, 2), remat=True),
     Case("wresnet1b", 15, 16, (1, 8), remat=False),
+    Case("llama1_1b", 0, 2, (2, 4), remat=True, overrides=OF_FOUR),
+    Case("llama1_1b", 0, 2, (4, 2), remat=False, overrides=OF_FOUR),
     Case("llama1_1b", 0, 1, (8, 1), remat=True),
     Case("llama1_1b", 1, 3, (4, 2), remat=False),
     Case("llama1_1b", 5, 6, (2, 4), remat=False),

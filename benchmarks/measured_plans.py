@@ -169,7 +169,7 @@ def perturbed(layers: Sequence[ChosenLayer], draw: random.Random, share: float) 
             draw.randrange(len(labels)) if draw.random() < share else choice
             for labels, choice in zip(problem.labels, layer.choices, strict=True)
         ]
-        for name, node in zip(port_names(problem.layer), problem.ports, strict=True):
+        for name, node in zip(port_names(problem.layer, problem.shared), problem.ports, strict=True):
             choices[node] = ports.setdefault(name, choices[node])
         found.append(ChosenLayer(problem, tuple(choices)))
     return tuple(found)

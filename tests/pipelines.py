@@ -54,7 +54,7 @@ def chain(num_stages: int, num_microbatches: int, num_residuals: int = 2) -> Pip
         )  # fmt: skip
 
     kinds = (ReductionKind.SUM,)
-    return PipelineIO(tuple(map(stage, range(num_stages))), num_microbatches, kinds, kinds, num_metrics=1, shared_params={})
+    return PipelineIO(tuple(map(stage, range(num_stages))), num_microbatches, kinds, (kinds,), num_metrics=1, shared_params={})
 
 
 def tied_chain(num_stages: int, num_microbatches: int) -> PipelineIO:
@@ -89,7 +89,9 @@ def pipelines(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 12) 
         stages=stages,
         num_microbatches=draw(st.integers(1, max_microbatches)),
         loss_kinds=(ReductionKind.SUM,) * num_losses,
-        reductions=tuple(draw(st.lists(st.sampled_from(ReductionKind), max_size=3))),
+        rounds=tuple(
+            tuple(kinds) for kinds in draw(st.lists(st.lists(st.sampled_from(ReductionKind), min_size=1, max_size=3), max_size=2))
+        ),
         num_metrics=draw(st.integers(0, 2)),
         shared_params=shared,
     )

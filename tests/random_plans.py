@@ -132,7 +132,7 @@ class Family:
     def task(self, assembly: Assembly, index: int, variant: Variant, task: StageTask) -> Task:
         io = assembly.pipeline.stages[index]
         names = (io.inputs, io.outputs, io.cotangent_inputs, io.cotangent_outputs, io.owned, io.loss_outputs, io.params, io.leaves)
-        counted = assembly.pipeline.num_microbatches if task.name in ("update", "partials") else 0
+        counted = assembly.pipeline.num_microbatches if task.name.startswith(("update", "partials")) else 0
         key = (variant, task.name, task.inputs, task.outputs, names, counted)
         if key not in self.compiled:
             self.compiled[key] = compile_task(task, variant.mesh)
@@ -147,7 +147,7 @@ def random_strategies(solver: StageSolver, variant: Variant) -> tuple[ChosenLaye
     for index in range(variant.start, variant.stop):
         problem = solver.problem(index)
         choices = [draw.randrange(len(labels)) for labels in problem.labels]
-        for name, node in zip(port_names(problem.layer), problem.ports, strict=True):
+        for name, node in zip(port_names(problem.layer, problem.shared), problem.ports, strict=True):
             choices[node] = ports.setdefault(name, choices[node])
         chosen.append(ChosenLayer(problem, tuple(choices)))
     return tuple(chosen)

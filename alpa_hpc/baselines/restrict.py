@@ -121,7 +121,7 @@ def _borders(problem: LayerProblem) -> Iterator[Lying]:
 def _computed(problem: LayerProblem, roles: Roles, *, with_gradients: bool) -> Iterator[Lying]:
     """How what forward and backward compute and read can lie: all but what weights alone make, and perhaps what only gradients need."""
     yield from _borders(problem)
-    elsewhere = {FREE_HOME, *problem.ports}
+    elsewhere = {FREE_HOME, *problem.borders}
     for program in (problem.forward, problem.backward):
         flat = program.jaxpr.jaxpr
         skipped = frozenset[Var]() if with_gradients else _gradient_variables(flat, program.records)

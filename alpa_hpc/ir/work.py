@@ -58,7 +58,22 @@ class ReductionKind(enum.Enum):
 
     SUM = "sum"
     MAX = "max"
+    MIN = "min"
     AND = "and"
+    OR = "or"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParamPartials:
+    """A parameter's part in one round of reductions.
+
+    program: [gradient (sum over microbatches), leaves, scalars] -> one scalar for each reduction in `reductions`
+    `scalars` are positions in the outputs of ReductionRound.shared, `reductions` positions in ReductionRound.kinds.
+    """
+
+    scalars: tuple[int, ...]
+    reductions: tuple[int, ...]
+    program: ClosedJaxpr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,36 +81,43 @@ class ParamUpdate:
     """The part of the update that belongs to one parameter.
 
     leaves:   state leaves with the parameter's fate: itself first, then its optimiser state
-    partials: [gradient (sum over microbatches), leaves, scalars_in]
-              -> one scalar for each reduction in `reductions` (positions in UpdateStep.reductions)
-    update:   [gradient, leaves, scalars_out] -> new leaves
-    `scalars_in` / `scalars_out` are positions in the outputs of UpdateStep.shared_before / shared_after.
+    partials: its part in each round of reductions
+    update:   [gradient (sum over microbatches), leaves, scalars] -> new leaves
+    `scalars` are positions in the outputs of UpdateStep.shared_after.
     """
 
     param: int
     key: str
     leaves: tuple[int, ...]
-    scalars_in: tuple[int, ...]
-    scalars_out: tuple[int, ...]
-    reductions: tuple[int, ...]
-    partials: ClosedJaxpr
+    scalars: tuple[int, ...]
+    partials: tuple[ParamPartials, ...]
     update: ClosedJaxpr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReductionRound:
+    """Reductions over parameters that are made at once: how each is joined, and the scalar work before it.
+
+    shared: [shared_leaves, extras, results of all earlier rounds] -> scalars
+    """
+
+    kinds: tuple[ReductionKind, ...]
+    shared: ClosedJaxpr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateStep:
     """Everything after the loss: per-parameter updates, the reductions that join them, and scalar work repeated on every mesh.
 
-    shared_before: [shared_leaves, extras] -> scalars
-    shared_after:  [shared_leaves, extras, reduction results] -> [scalars, new shared_leaves, metrics];
-                   its first `num_scalars_after` outputs are scalars
+    rounds:       of reductions; what a later one sums may depend on what an earlier one found (a norm of clipped gradients)
+    shared_after: [shared_leaves, extras, results of all rounds] -> [scalars, new shared_leaves, metrics];
+                  its first `num_scalars_after` outputs are scalars
     `extras` are the accumulated loss outputs, in order (they live on the mesh of the last layer and are broadcast to all).
     """
 
     params: tuple[ParamUpdate, ...]
-    reductions: tuple[ReductionKind, ...]
+    rounds: tuple[ReductionRound, ...]
     shared_leaves: tuple[int, ...]
-    shared_before: ClosedJaxpr
     shared_after: ClosedJaxpr
     num_scalars_after: int
 

@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr
 
 from alpa_hpc.ir.reference import microbatch_inputs
 from alpa_hpc.ir.trace import TracedStep
-from alpa_hpc.ir.work import Accumulation, Layer, LayeredStep, ReductionKind
+from alpa_hpc.ir.work import Accumulation, Layer, LayeredStep, UpdateStep
 from alpa_hpc.layers.owners import join_function
 
 
@@ -75,24 +75,16 @@ def run_update(
     """New leaves and metrics from gradient sums (by state leaf) and accumulated loss outputs."""
     update = layered.update
     shared = [leaves[leaf] for leaf in update.shared_leaves]
-    before = evaluate(update.shared_before, *shared, *extras)
-    partials: dict[int, jax.Array] = {}
-    for param in update.params:
-        made = evaluate(
-            param.partials,
-            gradients[param.param],
-            *(leaves[leaf] for leaf in param.leaves),
-            *(before[scalar] for scalar in param.scalars_in),
-        )
-        for number, value in zip(param.reductions, made, strict=True):
-            partials[number] = _join(update.reductions[number], partials[number], value) if number in partials else value
-    after = evaluate(update.shared_after, *shared, *extras, *(partials[number] for number in range(len(update.reductions))))
+    results: list[jax.Array] = []
+    for number in range(len(update.rounds)):
+        results += _round(update, number, leaves, gradients, [*shared, *extras, *results])
+    after = evaluate(update.shared_after, *shared, *extras, *results)
     new_leaves = list(leaves)
     for leaf, value in zip(update.shared_leaves, after[update.num_scalars_after :], strict=False):
         new_leaves[leaf] = value
     for param in update.params:
         made = evaluate(
-            param.update, gradients[param.param], *(leaves[leaf] for leaf in param.leaves), *(after[scalar] for scalar in param.scalars_out)
+            param.update, gradients[param.param], *(leaves[leaf] for leaf in param.leaves), *(after[scalar] for scalar in param.scalars)
         )
         for leaf, value in zip(param.leaves, made, strict=True):
             new_leaves[leaf] = value
@@ -100,5 +92,16 @@ def run_update(
     return new_leaves, {name: jnp.asarray(value) for name, value in zip(layered.metric_names, metrics, strict=True)}
 
 
-def _join(kind: ReductionKind, left: jax.Array, right: jax.Array) -> jax.Array:
-    return join_function(kind)(left, right)
+def _round(
+    update: UpdateStep, number: int, leaves: Sequence[jax.Array], gradients: Mapping[int, jax.Array], known: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The results of one round of reductions; `known` = shared leaves, extras and the results of earlier rounds."""
+    this = update.rounds[number]
+    scalars = evaluate(this.shared, *known)
+    joined: dict[int, jax.Array] = {}
+    for param in update.params:
+        part = param.partials[number]
+        own = [gradients[param.param], *(leaves[leaf] for leaf in param.leaves)]
+        for reduction, value in zip(part.reductions, evaluate(part.program, *own, *(scalars[i] for i in part.scalars)), strict=True):
+            joined[reduction] = join_function(this.kinds[reduction])(joined[reduction], value) if reduction in joined else value
+    return [joined[reduction] for reduction in range(len(this.kinds))]

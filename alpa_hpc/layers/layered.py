@@ -36,11 +36,13 @@ def cut_layers(traced: TracedStep, *, num_layers: int, imbalance: float, cluster
         key=content_key(
             traced.num_microbatches,
             [(layer.key, layer.params, layer.batch, layer.inputs, layer.outputs, layer.cotangent_inputs) for layer in layers],
-            [(param.key, param.leaves, param.scalars_in, param.scalars_out, param.reductions) for param in update.params],
-            [kind.value for kind in update.reductions],
+            [
+                (param.key, param.leaves, param.scalars, [(one.scalars, one.reductions) for one in param.partials])
+                for param in update.params
+            ],
+            [([kind.value for kind in one.kinds], one.shared) for one in update.rounds],
             [(output.value, output.accumulation.value) for output in loss_outputs],
             update.shared_leaves,
-            update.shared_before,
             update.shared_after,
         ),
     )

@@ -17,16 +17,25 @@ from alpa_hpc.ir.graph import Atom, aval_of, variables
 from alpa_hpc.ir.work import ReductionKind
 
 SHARED = -1
-_JOINS = {"add": ReductionKind.SUM, "add_any": ReductionKind.SUM, "max": ReductionKind.MAX, "and": ReductionKind.AND}
+_JOINS = {
+    "add": ReductionKind.SUM,
+    "add_any": ReductionKind.SUM,
+    "max": ReductionKind.MAX,
+    "min": ReductionKind.MIN,
+    "and": ReductionKind.AND,
+    "or": ReductionKind.OR,
+}
+_OF_BOOLEANS = (ReductionKind.AND, ReductionKind.OR)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """A reduction: `result` = the join of `operands`, scalars (size 1) of several owners."""
+    """A reduction: `result` = the join of `operands`, scalars (size 1) of several owners, known once `round` earlier rounds are over."""
 
     kind: ReductionKind
     operands: tuple[Var, ...]
     result: Var
+    round: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +71,12 @@ def join_function(kind: ReductionKind) -> Callable[[jax.Array, jax.Array], jax.A
             return lax.add
         case ReductionKind.MAX:
             return lax.max
+        case ReductionKind.MIN:
+            return lax.min
         case ReductionKind.AND:
             return lax.bitwise_and
+        case ReductionKind.OR:
+            return lax.bitwise_or
 
 
 def assign_owners(whole: ClosedJaxpr, *, params: Sequence[int], state_names: Sequence[str], num_extras: int) -> Owned:
@@ -102,7 +115,12 @@ def _leaves_of(params: Sequence[int], leaf_owners: Sequence[int]) -> tuple[tuple
 
 @dataclass(slots=True, eq=False)
 class _Painter:
-    """One pass over the update with given owners of the leaves."""
+    """One pass over the update with given owners of the leaves.
+
+    `rounds` of a variable = the rounds of reductions that it waits for, if any. `mixed` = shared scalars that an equation other than a
+    join makes of several owners' (the product of two norms): what they meet next is shared, too, so that a row of such equations is one
+    round.
+    """
 
     whole: ClosedJaxpr
     params: tuple[int, ...]
@@ -110,7 +128,8 @@ class _Painter:
     state_names: tuple[str, ...]
     num_extras: int
     owner: dict[Var, int] = field(default_factory=dict)
-    late: set[Var] = field(default_factory=set)
+    rounds: dict[Var, int] = field(default_factory=dict[Var, int])
+    mixed: set[Var] = field(default_factory=set[Var])
     joins: dict[Var, tuple[ReductionKind, tuple[Var, ...]]] = field(default_factory=dict)
     results: dict[Var, Var] = field(default_factory=dict)
     reductions: list[Reduced] = field(default_factory=list)
@@ -155,25 +174,27 @@ class _Painter:
         if self._join(equation):
             return
         owner = self._equation_owner(equation)
-        operands = [self._resolved(atom, owner, equation) for atom in equation.invars]
+        operands = [self._resolved(atom, owner) for atom in equation.invars]
         for var in variables(operands):
             self.readers.setdefault(var, set()).add(owner)
         self.equations.append(equation.replace(invars=operands))
         self.owner.update(dict.fromkeys(equation.outvars, owner))
-        if any(var in self.late for var in variables(operands)):
-            self.late.update(equation.outvars)
+        if waits := max((self.rounds.get(var, 0) for var in variables(operands)), default=0):
+            self.rounds.update(dict.fromkeys(equation.outvars, waits))
+        if owner == SHARED and self._mixes(equation):
+            self.mixed.update(equation.outvars)
 
     def _join(self, equation: JaxprEqn) -> bool:
         """Whether the equation joins scalars of several owners; it then becomes (a part of) a reduction."""
         kind = _JOINS.get(equation.primitive.name)
         [*results] = equation.outvars
-        if kind is None or aval_of(results[0]).shape or (kind is ReductionKind.AND and aval_of(results[0]).dtype != np.bool_):
+        if kind is None or aval_of(results[0]).shape or (kind in _OF_BOOLEANS and aval_of(results[0]).dtype != np.bool_):
             return False
         operands: list[Var] = []
         for atom in equation.invars:
             if isinstance(atom, Var) and atom in self.joins and self.joins[atom][0] is kind:
                 operands += self.joins[atom][1]
-            elif isinstance(atom, Var) and self._owner(atom) != SHARED and atom not in self.late:
+            elif isinstance(atom, Var) and self._owner(atom) != SHARED:
                 operands.append(atom)
             else:
                 return False
@@ -183,7 +204,9 @@ class _Painter:
         return True
 
     def _equation_owner(self, equation: JaxprEqn) -> int:
-        owners = {self._owner(atom) for atom in equation.invars} - {SHARED}
+        owners = self._owners(equation)
+        if self._mixes(equation) and all(aval_of(atom).size == 1 for atom in equation.invars):
+            return SHARED
         if len(owners) <= 1:
             return next(iter(owners), SHARED)
         large = {self._owner(atom) for atom in equation.invars if isinstance(atom, Var) and aval_of(atom).size != 1} - {SHARED}
@@ -195,30 +218,34 @@ class _Painter:
             "(norms, all-finite); write the update tensor by tensor."
         )
 
-    def _resolved(self, atom: Atom, reader: int, equation: JaxprEqn) -> Atom:
+    def _owners(self, equation: JaxprEqn) -> set[int]:
+        return {self._owner(atom) for atom in equation.invars} - {SHARED}
+
+    def _mixes(self, equation: JaxprEqn) -> bool:
+        """Whether an equation reads scalars of several owners, or one of an owner and one that was mixed before."""
+        owners = self._owners(equation)
+        return len(owners) > 1 or (len(owners) == 1 and any(var in self.mixed for var in variables(equation.invars)))
+
+    def _resolved(self, atom: Atom, reader: int) -> Atom:
         """The operand as `reader` sees it: its own or shared as it is, another owner's or joined as the result of a reduction."""
         if isinstance(atom, Literal):
             return atom
         if atom in self.joins:
             return self._reduced(atom, *self.joins[atom])
-        owner = self._owner(atom)
-        if owner in (SHARED, reader):
-            return atom
-        if atom in self.late:
-            raise TraceError(
-                f"the update needs a second round of reductions: {short(equation)} joins parameters with a scalar that itself "
-                "depends on a joined one. Compute every norm or check from the gradients, parameters and optimiser state directly."
-            )
-        kind = ReductionKind.AND if aval_of(atom).dtype == np.bool_ else ReductionKind.SUM
-        return self._reduced(atom, kind, (atom,))
+        return atom if self._owner(atom) in (SHARED, reader) else self._reduced_alone(atom)
+
+    def _reduced_alone(self, var: Var) -> Var:
+        """One owner's scalar as all see it."""
+        return self._reduced(var, ReductionKind.AND if aval_of(var).dtype == np.bool_ else ReductionKind.SUM, (var,))
 
     def _reduced(self, var: Var, kind: ReductionKind, operands: tuple[Var, ...]) -> Var:
         if var not in self.results:
             [aval] = jax.make_jaxpr(lambda x: lax.reshape(x, ()))(jax.ShapeDtypeStruct(aval_of(var).shape, aval_of(var).dtype)).out_avals
             result = Var(aval)
-            self.reductions.append(Reduced(kind, operands, result))
+            round_ = max(self.rounds.get(operand, 0) for operand in operands)
+            self.reductions.append(Reduced(kind, operands, result, round_))
             self.results[var] = self._like(result, var)
-            self.late.update((result, self.results[var]))
+            self.rounds.update(dict.fromkeys((result, self.results[var]), round_ + 1))
             self.owner[self.results[var]] = SHARED
         return self.results[var]
 
@@ -236,13 +263,12 @@ class _Painter:
             return atom
         found = self._owner(atom)
         joined = atom in self.joins or found not in (SHARED, owner)
-        if joined and (aval_of(atom).size != 1 or atom in self.late):
+        if joined and aval_of(atom).size != 1:
             other = self.state_names[self.params[found]]
             raise TraceError(
                 f"{name} gets an array of {aval_of(atom).dtype}{list(aval_of(atom).shape)} that belongs to parameter '{other}'. "
-                "A metric must be a scalar computed before any clipping by a joined norm, and a parameter's new value must depend on it."
+                "A metric must be a scalar, and a parameter's new value must depend on it."
             )
         if not joined:
             return atom
-        kind, operands = self.joins.get(atom, (ReductionKind.AND if aval_of(atom).dtype == np.bool_ else ReductionKind.SUM, (atom,)))
-        return self._reduced(atom, kind, operands)
+        return self._reduced(atom, *self.joins[atom]) if atom in self.joins else self._reduced_alone(atom)

@@ -1,8 +1,8 @@
-"""TracedStep -> UpdateStep: what follows the loss, split into one program a parameter, scalar work, and one round of reductions.
+"""TracedStep -> UpdateStep: what follows the loss, split into one program a parameter, scalar work, and rounds of reductions.
 
 Every equation gets an owner: the one parameter that reaches it (by its gradient, itself or its optimiser state), or nobody (`SHARED`).
 A scalar of one owner that another reads, or an add / max / and tree over scalars of several owners, becomes a reduction; its result is
-shared.
+shared. Reductions whose operands depend on the results of others (the norm of clipped gradients) are made in a later round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,25 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.typing import ArrayLike
 
+from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.check import check_flat
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
 from alpa_hpc.ir.inline import inline_update
 from alpa_hpc.ir.key import content_key
 from alpa_hpc.ir.reference import finish
 from alpa_hpc.ir.trace import TracedStep
-from alpa_hpc.ir.work import ParamUpdate, ReductionKind, UpdateStep
+from alpa_hpc.ir.work import ParamPartials, ParamUpdate, ReductionKind, ReductionRound, UpdateStep
 from alpa_hpc.layers.owners import SHARED, Owned, Reduced, assign_owners, join_function
+
+MOST_ROUNDS = 8  # of reductions; each is a program of its own, and all meshes wait for each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Split:
-    """The owned equations and what is derived from them once."""
+    """The owned equations and what is derived from them once; `rounds[r]` = the reductions of round r."""
 
     owned: Owned
+    rounds: tuple[tuple[Reduced, ...], ...]
     constants: dict[Var, ArrayLike]
     varying: set[Var]
     scalar_inputs: set[Var]
@@ -36,26 +40,39 @@ class _Split:
 
 
 def split_update(traced: TracedStep) -> UpdateStep:
-    """Split `traced.after` by parameter. Raises TraceError for an update that joins parameters in another way than by scalars, once."""
+    """Split `traced.after` by parameter. Raises TraceError where parameters are joined other than by scalars, or in too many rounds."""
     whole = _whole_update(traced)
     owned = assign_owners(whole, params=traced.params, state_names=traced.state_names, num_extras=traced.num_values + len(traced.aux_kinds))
-    results = [reduced.result for reduced in owned.reductions]
+    rounds = _rounds(owned)
+    results = [reduced.result for reductions in rounds for reduced in reductions]
     inputs = {*owned.extras, *(var for leaf, var in enumerate(owned.leaves) if owned.leaf_owners[leaf] == SHARED), *results}
     varying = reached(owned.equations, {*owned.gradients, *owned.leaves, *owned.extras, *results})
     maker = {var: number for number, equation in enumerate(owned.equations) for var in equation.outvars}
-    split = _Split(owned, constants_of(whole), varying, inputs, maker)
-    partials = {param: _partials(split, param) for param in range(len(traced.params))}
-    updates = {param: _update(split, param) for param in range(len(traced.params))}
-    before = list(dict.fromkeys(var for _, scalars in partials.values() for var in scalars))
-    after = list(dict.fromkeys(var for _, scalars in updates.values() for var in scalars))
+    split = _Split(owned, rounds, constants_of(whole), varying, inputs, maker)
+    parts = [_round(split, number, len(traced.params)) for number in range(len(rounds))]
+    updates = [_update(split, param) for param in range(len(traced.params))]
+    after = list(dict.fromkeys(var for _, scalars in updates for var in scalars))
     return UpdateStep(
-        params=tuple(_param_update(split, traced, param, partials[param], updates[param], before, after) for param in partials),
-        reductions=tuple(reduced.kind for reduced in owned.reductions),
+        params=tuple(
+            _param_update(split, traced, param, tuple(partials[param] for _, partials in parts), update, after)
+            for param, update in enumerate(updates)
+        ),
+        rounds=tuple(one for one, _ in parts),
         shared_leaves=tuple(leaf for leaf, owner in enumerate(owned.leaf_owners) if owner == SHARED),
-        shared_before=_shared(split, before, with_results=()),
         shared_after=_shared(split, [*after, *owned.new_shared, *owned.metrics], with_results=results),
         num_scalars_after=len(after),
     )
+
+
+def _rounds(owned: Owned) -> tuple[tuple[Reduced, ...], ...]:
+    """The reductions in the rounds in which their operands are known."""
+    count = max((reduced.round + 1 for reduced in owned.reductions), default=0)
+    if count > MOST_ROUNDS:
+        raise TraceError(
+            f"the update needs {count} rounds of reductions over parameters, each of scalars that depend on the one before; at most "
+            f"{MOST_ROUNDS} are made. Join them by add, max, min, and, or (as optax.tree.norm does), not one by one."
+        )
+    return tuple(tuple(reduced for reduced in owned.reductions if reduced.round == number) for number in range(count))
 
 
 def _whole_update(traced: TracedStep) -> ClosedJaxpr:
@@ -108,16 +125,29 @@ def _is_shared_scalar(split: _Split, var: Var, param: int) -> bool:
     return aval_of(var).shape == () and var in split.owned.owner
 
 
-def _partials(split: _Split, param: int) -> tuple[ClosedJaxpr, list[Var]]:
+def _round(split: _Split, number: int, num_params: int) -> tuple[ReductionRound, list[ParamPartials]]:
+    """A round of reductions, and each parameter's part in it."""
+    reductions = split.rounds[number]
+    programs = [_partials(split, param, reductions) for param in range(num_params)]
+    before = list(dict.fromkeys(var for _, scalars, _ in programs for var in scalars))
+    known = [reduced.result for earlier in split.rounds[:number] for reduced in earlier]
+    partials = [ParamPartials(tuple(map(before.index, scalars)), mine, program) for program, scalars, mine in programs]
+    return ReductionRound(tuple(reduced.kind for reduced in reductions), _shared(split, before, with_results=known)), partials
+
+
+def _partials(split: _Split, param: int, reductions: Sequence[Reduced]) -> tuple[ClosedJaxpr, list[Var], tuple[int, ...]]:
+    """A parameter's program of a round, the shared scalars it reads, and the reductions it has a part in."""
+    mine: list[int] = []
     outputs: list[Atom] = []
     extra: list[JaxprEqn] = []
-    for reduced in split.owned.reductions:
+    for number, reduced in enumerate(reductions):
         operands = [var for var in reduced.operands if split.owned.owner[var] == param]
         if operands:
             output, equations = _joined(reduced, operands)
+            mine.append(number)
             outputs.append(output)
             extra += equations
-    return _program(split, param, outputs, extra)
+    return *_program(split, param, outputs, extra), tuple(mine)
 
 
 def _joined(reduced: Reduced, operands: Sequence[Var]) -> tuple[Var, list[JaxprEqn]]:
@@ -153,25 +183,21 @@ def _update(split: _Split, param: int) -> tuple[ClosedJaxpr, list[Var]]:
     return _program(split, param, [owned.new_leaves[leaf] for leaf in owned.leaves_of[param]], [])
 
 
-def _param_update(  # noqa: PLR0913 - the two programs and the two lists that number their scalars
+def _param_update(  # noqa: PLR0913 - its programs and the list that numbers their scalars
     split: _Split,
     traced: TracedStep,
     param: int,
-    partials: tuple[ClosedJaxpr, list[Var]],
+    partials: tuple[ParamPartials, ...],
     update: tuple[ClosedJaxpr, list[Var]],
-    before: Sequence[Var],
     after: Sequence[Var],
 ) -> ParamUpdate:
-    owned = split.owned
-    mine = tuple(number for number, reduced in enumerate(owned.reductions) if any(owned.owner[var] == param for var in reduced.operands))
+    kinds = [[split.rounds[number][reduction].kind.value for reduction in part.reductions] for number, part in enumerate(partials)]
     return ParamUpdate(
         param=traced.params[param],
-        key=content_key(partials[0], update[0], [owned.reductions[number].kind.value for number in mine]),
-        leaves=owned.leaves_of[param],
-        scalars_in=tuple(before.index(var) for var in partials[1]),
-        scalars_out=tuple(after.index(var) for var in update[1]),
-        reductions=mine,
-        partials=partials[0],
+        key=content_key([part.program for part in partials], update[0], kinds),
+        leaves=split.owned.leaves_of[param],
+        scalars=tuple(after.index(var) for var in update[1]),
+        partials=partials,
         update=update[0],
     )
 

@@ -31,7 +31,7 @@ def made_for(step: LayeredStep, cluster: ClusterSpec) -> MadeFor:
     num_bytes = sum(map(aval_bytes, step.state_avals))
     state = _key([*step.state_names, *map(aval_text, step.state_avals)])
     layers = _key([(layer.key, layer.params, layer.batch, layer.inputs, layer.outputs) for layer in step.layers])
-    updates = _key([param.key for param in update.params], update.shared_before, update.shared_after)
+    updates = _key([param.key for param in update.params], [one.shared for one in update.rounds], update.shared_after)
     return MadeFor(
         state=f"{len(step.state_avals)} arrays, {num_bytes / 1e6:.6g} MB, {state}",
         batch=_arrays(step.batch_avals),

@@ -16,7 +16,8 @@ from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.breakdown import NO_SECONDS, StageSeconds, layer_seconds
+from alpa_hpc.sharding.breakdown import StageSeconds, layer_seconds
+from alpa_hpc.sharding.shared_params import shared_seconds
 from alpa_hpc.sharding.wiring import layer_content
 from alpa_hpc.simulate.predict import PricedStage, predict
 from alpa_hpc.simulate.timeline import Timeline
@@ -177,7 +178,7 @@ def analytic_seconds(pricer: StagePricer) -> SecondsOf:
                 known[key] = layer_seconds(chosen, solver.prices)
             return known[key]
 
-        return sum(map(layer, stage.layers), NO_SECONDS)
+        return sum(map(layer, stage.layers), shared_seconds(stage.layers, solver.prices))
 
     return seconds_of
 

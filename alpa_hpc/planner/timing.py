@@ -91,8 +91,8 @@ def _slowest(repeats: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 def _row(request: ProfileRequest, timings: Mapping[str, Timing], cluster: ClusterSpec, node: str) -> ProfileRow:
     update = timings["update"].seconds
-    if "partials" in timings:
-        update = tuple(a + b for a, b in zip(update, timings["partials"].seconds, strict=True))
+    for partials in (timing.seconds for name, timing in timings.items() if name.startswith("partials")):
+        update = tuple(a + b for a, b in zip(update, partials, strict=True))
     return ProfileRow(
         request.key,
         request.label,

@@ -12,18 +12,17 @@ from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import PipelineIO
 from alpa_hpc.runtime.stage import Stage, describe_stage
 from alpa_hpc.runtime.tasks import Argument, StageTask, border_struct, reused_inputs
-from alpa_hpc.runtime.update_tasks import partials_task, update_task
+from alpa_hpc.runtime.update_tasks import partials_tasks, update_task
 
 
 def tasks_alone(step: LayeredStep, stage: Stage) -> tuple[StageTask, ...]:
     """Forward, backward and what the update consists of, as if no other mesh had a share in its parameters."""
     io = describe_stage(step, (stage,), 0, {})
     loss_kinds = tuple(ReductionKind.SUM for _ in step.loss_outputs)
-    pipeline = PipelineIO((io,), step.num_microbatches, loss_kinds, step.update.reductions, len(step.metric_names), {})
+    rounds = tuple(one.kinds for one in step.update.rounds)
+    pipeline = PipelineIO((io,), step.num_microbatches, loss_kinds, rounds, len(step.metric_names), {})
     tasks = [forward_task(step, stage, io), backward_task(step, stage, io), update_task(step, stage, io, pipeline)]
-    if step.update.reductions:
-        tasks.append(partials_task(step, stage, io, pipeline))
-    return tuple(tasks)
+    return (*tasks, *partials_tasks(step, stage, io, pipeline))
 
 
 def mesh_arguments(task: StageTask, mesh: Mesh) -> Callable[[], tuple[object, ...]]:

@@ -7,7 +7,8 @@ One iteration of mesh i, in order:
         Feed batch, Recv values,      forward,  Send values
         Recv cotangents, sum:V,       backward, Send cotangents
     reduce:P and Send partial gradients of replicas; Recv those of owned params and merge:P
-    AllMeshReduce extra.K -> total.K;  partials (finishes gradients);  AllMeshReduce scalar.R -> reduced.R
+    AllMeshReduce extra.K -> total.K;  partials (finishes gradients);  AllMeshReduce scalar.R -> reduced.R;  partials:1, ... where
+    what is reduced depends on what has been reduced before
     update;  Send new shared params to their replicas; Recv those of own replicas
 
 Sends follow the Run that makes what they carry, Recvs precede the Run that reads it, Frees follow the last use. Sends do not block, so
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from alpa_hpc.runtime.instructions import ITERATION, AllMeshReduce, Buffer, Feed, Instruction, Run
 from alpa_hpc.runtime.liveness import free_after_last_use, reads
 from alpa_hpc.runtime.outline import ProgramOutline
-from alpa_hpc.runtime.pipeline import PipelineIO, StageIO, check_pipeline
+from alpa_hpc.runtime.pipeline import PipelineIO, StageIO, check_pipeline, partials_name
 from alpa_hpc.runtime.routes import ReceiveLayout, Route, Routes, plan_routes
 from alpa_hpc.runtime.schedule import AbstractSchedule
 
@@ -110,18 +111,22 @@ def reduce_scalars(pipeline: PipelineIO, mesh: int) -> Iterator[Instruction]:
     stage, totals = pipeline.stages[mesh], named("total", range(pipeline.num_loss_outputs))
     if totals:
         yield AllMeshReduce(named("extra", range(pipeline.num_loss_outputs)), totals, pipeline.loss_kinds)
-    if pipeline.reductions:
-        scalars, reduced = (named(name, range(len(pipeline.reductions))) for name in ("scalar", "reduced"))
-        gradients = named("gradient", stage.owned)  # they come back summed over the mesh, so that `update` need not do it again
-        yield Run("partials", gradients + updated_state(pipeline, mesh) + totals, gradients + scalars, gradients)
-        yield AllMeshReduce(scalars, reduced, pipeline.reductions)
+    gradients = named("gradient", stage.owned)
+    first = 0
+    for number, kinds in enumerate(pipeline.rounds):
+        scalars, reduced = (named(name, range(first, first + len(kinds))) for name in ("scalar", "reduced"))
+        summed = gradients if number == 0 else ()  # they come back summed over the mesh, so that nobody need do it again
+        read = gradients + updated_state(pipeline, mesh) + totals + named("reduced", range(first))
+        yield Run(partials_name(number), read, summed + scalars, summed)
+        yield AllMeshReduce(scalars, reduced, kinds)
+        first += len(kinds)
 
 
 def update(pipeline: PipelineIO, mesh: int) -> Run:
     """Consume gradients and state, make the new state and the metrics (the same on every mesh)."""
     state = updated_state(pipeline, mesh)
     consumed = named("gradient", pipeline.stages[mesh].owned) + state
-    scalars = named("total", range(pipeline.num_loss_outputs)) + named("reduced", range(len(pipeline.reductions)))
+    scalars = named("total", range(pipeline.num_loss_outputs)) + named("reduced", range(pipeline.num_reductions))
     return Run("update", consumed + scalars, state + named("metric", range(pipeline.num_metrics)), consumed)
 
 

@@ -55,12 +55,12 @@ class StageIO:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineIO:
-    """All stages, and what the meshes do together. `loss_kinds` has one kind a loss output, `reductions` those of `UpdateStep`."""
+    """All stages, and what the meshes do together. `loss_kinds` has one kind a loss output, `rounds` those of `UpdateStep`."""
 
     stages: tuple[StageIO, ...]
     num_microbatches: int
     loss_kinds: tuple[ReductionKind, ...]
-    reductions: tuple[ReductionKind, ...]
+    rounds: tuple[tuple[ReductionKind, ...], ...]
     num_metrics: int
     shared_params: Mapping[int, SharedParam]
 
@@ -69,9 +69,19 @@ class PipelineIO:
         """Loss outputs, of which every mesh has an accumulator."""
         return len(self.loss_kinds)
 
+    @property
+    def num_reductions(self) -> int:
+        """Reductions over parameters, of all rounds."""
+        return sum(map(len, self.rounds))
+
     def replicas_on(self, stage: int) -> tuple[int, ...]:
         """Params of which `stage` holds a replica, ascending."""
         return tuple(sorted(param for param, shared in self.shared_params.items() if stage in shared.replicas))
+
+
+def partials_name(number: int) -> str:
+    """The task that makes the scalars of a round of reductions."""
+    return f"partials:{number}" if number else "partials"
 
 
 def producer_of(pipeline: PipelineIO, value: int) -> int:

@@ -90,7 +90,7 @@ def describe_pipeline(step: LayeredStep, stages: Sequence[Stage]) -> PipelineIO:
         tuple(describe_stage(step, stages, index, shared) for index in range(len(stages))),
         step.num_microbatches,
         tuple(ReductionKind.SUM for _ in step.loss_outputs),
-        step.update.reductions,
+        tuple(one.kinds for one in step.update.rounds),
         len(step.metric_names),
         shared,
     )

@@ -80,8 +80,12 @@ def _join(column: Sequence[HostArray], kind: ReductionKind) -> HostArray:
                 joined = joined + value
             case ReductionKind.MAX:
                 joined = np.maximum(joined, value)
+            case ReductionKind.MIN:
+                joined = np.minimum(joined, value)
             case ReductionKind.AND:
                 joined = np.logical_and(joined, value)
+            case ReductionKind.OR:
+                joined = np.logical_or(joined, value)
     return np.asarray(joined, dtype=column[0].dtype)
 
 

@@ -17,7 +17,7 @@ from alpa_hpc.ir.graph import aval_of
 from alpa_hpc.ir.work import LayeredStep, ReductionKind
 from alpa_hpc.runtime.compute_tasks import Arrays, backward_task, forward_task, gradient_layouts, loss_layouts, zeros_task
 from alpa_hpc.runtime.instructions import Layout
-from alpa_hpc.runtime.pipeline import PipelineIO, StageIO
+from alpa_hpc.runtime.pipeline import PipelineIO, StageIO, partials_name
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec, whole_layout
 from alpa_hpc.runtime.tasks import Local, LocalFunction, StageTask, accumulators, arrays, split_arguments
 from alpa_hpc.sharding.apply import reshard, run_move, run_program, share_specs
@@ -85,27 +85,39 @@ def reduced_layout(step: LayeredStep, stage: Stage, param: int) -> tuple[Layout,
     return (layout_of(step.state_avals[param], partial_spec(stage, param), stage.shape),)
 
 
-def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
-    """[gradients, leaves, totals] -> [gradients summed over the mesh, partial scalar of each reduction]."""
+def partials_tasks(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> tuple[StageTask, ...]:
+    """The tasks of all rounds of reductions."""
+    return tuple(partials_task(step, stage, io, pipeline, number) for number in range(len(step.update.rounds)))
+
+
+def partials_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO, number: int) -> StageTask:
+    """[gradients, leaves, totals, reduced scalars of earlier rounds] -> [gradients summed over the mesh, partial scalars of the round].
+
+    Only the first round sums gradients and gives them back; those after it read them.
+    """
     leaves = _updated_leaves(step, stage, io)
-    gradients = tuple(merged_layouts(step, stage, pipeline, p) for p in io.owned)
+    gradients = tuple(reduced_layout(step, stage, p) if number else merged_layouts(step, stage, pipeline, p) for p in io.owned)
     totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
-    scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
+    known = tuple(whole_layout(aval, stage.shape) for earlier in range(number) for aval in reduction_avals(step, earlier))
+    scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step, number))
 
     def function(place: Place) -> LocalFunction:
         def run(*arguments: Local) -> tuple[Local, ...]:
-            groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals)))
-            sums = {p: summed(stage, p, accumulators(parts), place) for p, parts in zip(io.owned, groups[0], strict=True)}
+            groups = split_arguments(arguments, (len(gradients), len(leaves), len(totals), len(known)))
+            parts = dict(zip(io.owned, map(accumulators, groups[0]), strict=True))
+            sums = {p: part[0] if number else summed(stage, p, part, place) for p, part in parts.items()}
             state = dict(zip(leaves, arrays(groups[1]), strict=True))
-            shared = _run(step.update.shared_before, [*(state[leaf] for leaf in step.update.shared_leaves), *arrays(groups[2])])
-            found = [one for param in io.owned for one in _partials(stage, param, sums[param], state, shared, place)]
-            joined = join_partials(step, found, place)
-            return (*((sums[p],) for p in io.owned), *joined)
+            shared_leaves = [state[leaf] for leaf in step.update.shared_leaves]
+            shared = _run(step.update.rounds[number].shared, [*shared_leaves, *arrays(groups[2]), *arrays(groups[3])])
+            found = [one for param in io.owned for one in _partials(stage, param, number, sums[param], state, shared, place)]
+            joined = join_partials(step, number, found, place)
+            return (*(() if number else ((sums[p],) for p in io.owned)), *joined)
 
         return run
 
-    outputs = (*(reduced_layout(step, stage, p) for p in io.owned), *scalars)
-    return StageTask("partials", function, (*gradients, *leaves.values(), *totals), outputs, tuple(range(len(gradients))))
+    given = () if number else tuple(reduced_layout(step, stage, p) for p in io.owned)
+    inputs = (*gradients, *leaves.values(), *totals, *known)
+    return StageTask(partials_name(number), function, inputs, (*given, *scalars), tuple(range(len(given))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,23 +129,25 @@ class Partial:
     value: jax.Array
 
 
-def _partials(stage: Stage, param: int, gradient: jax.Array, state: Arrays, shared: Sequence[jax.Array], place: Place) -> list[Partial]:
-    """The shares of one parameter."""
-    chosen, program = stage.update_of(param)
-    work = program.work
+def _partials(  # noqa: PLR0913 - what a round reads
+    stage: Stage, param: int, number: int, gradient: jax.Array, state: Arrays, shared: Sequence[jax.Array], place: Place
+) -> list[Partial]:
+    """The shares of one parameter in a round."""
+    chosen, update = stage.update_of(param)
+    work, program = update.work.partials[number], update.partials[number]
     if not work.reductions:
         return []
-    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars_in)]
-    specs = share_specs(program.partials, chosen)
-    values = run_program(program.partials, chosen, arguments, place, left=specs)
-    shares = zip(work.reductions, program.partials.outputs, values, strict=True)
+    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(shared[i] for i in work.scalars)]
+    specs = share_specs(program, chosen)
+    values = run_program(program, chosen, arguments, place, left=specs)
+    shares = zip(work.reductions, program.outputs, values, strict=True)
     return [Partial(reduction, specs.get(tensor, chosen.spec(tensor)).partial, value) for reduction, tensor, value in shares]
 
 
-def join_partials(step: LayeredStep, partials: Sequence[Partial], place: Place) -> list[jax.Array]:
-    """Each reduction over the parameters of this mesh. Sums are added up on each device first, then once over the mesh."""
-    kinds = step.update.reductions
-    joined = [neutral(kind, aval) for kind, aval in zip(kinds, reduction_avals(step), strict=True)]
+def join_partials(step: LayeredStep, number: int, partials: Sequence[Partial], place: Place) -> list[jax.Array]:
+    """Each reduction of a round over the parameters of this mesh. Sums are added up on each device first, then once over the mesh."""
+    kinds = step.update.rounds[number].kinds
+    joined = [neutral(kind, aval) for kind, aval in zip(kinds, reduction_avals(step, number), strict=True)]
     waiting: dict[tuple[int, tuple[int, ...]], jax.Array] = {}
     for one in partials:
         if one.axes and kinds[one.reduction] is ReductionKind.SUM:
@@ -162,8 +176,12 @@ def combine(kind: ReductionKind, a: jax.Array, b: jax.Array) -> jax.Array:
             return a + b
         case ReductionKind.MAX:
             return jnp.maximum(a, b)
+        case ReductionKind.MIN:
+            return jnp.minimum(a, b)
         case ReductionKind.AND:
             return jnp.logical_and(a, b)
+        case ReductionKind.OR:
+            return jnp.logical_or(a, b)
 
 
 def neutral(kind: ReductionKind, aval: ShapedArray) -> jax.Array:
@@ -172,18 +190,36 @@ def neutral(kind: ReductionKind, aval: ShapedArray) -> jax.Array:
         case ReductionKind.SUM:
             return jnp.zeros((), aval.dtype)
         case ReductionKind.MAX:
-            return jnp.full((), -jnp.inf, aval.dtype)
+            return jnp.full((), _bound(aval, -1), aval.dtype)
+        case ReductionKind.MIN:
+            return jnp.full((), _bound(aval, 1), aval.dtype)
         case ReductionKind.AND:
             return jnp.ones((), aval.dtype)
+        case ReductionKind.OR:
+            return jnp.zeros((), aval.dtype)
 
 
-def reduction_avals(step: LayeredStep) -> tuple[ShapedArray, ...]:
-    """Avals of the partial scalars."""
+def _bound(aval: ShapedArray, sign: int) -> float | bool:
+    """The largest value of a dtype, or (`sign` = -1) its smallest."""
+    if jnp.issubdtype(aval.dtype, jnp.inexact):
+        return sign * jnp.inf
+    if aval.dtype == jnp.bool_:
+        return sign > 0
+    limits = jnp.iinfo(aval.dtype)
+    return limits.max if sign > 0 else limits.min
+
+
+def reduction_avals(step: LayeredStep, number: int) -> tuple[ShapedArray, ...]:
+    """Avals of the partial scalars of a round."""
     avals: dict[int, ShapedArray] = {}
-    for work in step.update.params:
-        for reduction, atom in zip(work.reductions, work.partials.jaxpr.outvars, strict=True):
+    for part in (work.partials[number] for work in step.update.params):
+        for reduction, atom in zip(part.reductions, part.program.jaxpr.outvars, strict=True):
             avals[reduction] = aval_of(atom)
-    return tuple(avals[reduction] for reduction in range(len(step.update.reductions)))
+    return tuple(avals[reduction] for reduction in range(len(step.update.rounds[number].kinds)))
+
+
+def _all_reduction_avals(step: LayeredStep) -> list[ShapedArray]:
+    return [aval for number in range(len(step.update.rounds)) for aval in reduction_avals(step, number)]
 
 
 def _run(jaxpr: ClosedJaxpr, arguments: Sequence[jax.Array]) -> list[jax.Array]:
@@ -199,10 +235,10 @@ def _updated_leaves(step: LayeredStep, stage: Stage, io: StageIO) -> Mapping[int
 def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: PipelineIO) -> StageTask:
     """[gradients, leaves, totals, reduced scalars] -> [new leaves, metrics]."""
     leaves = _updated_leaves(step, stage, io)
-    reduced_already = bool(step.update.reductions)
+    reduced_already = bool(step.update.rounds)
     gradients = tuple(reduced_layout(step, stage, p) if reduced_already else merged_layouts(step, stage, pipeline, p) for p in io.owned)
     totals = loss_layouts(step, stage, tuple(range(len(step.loss_outputs))))
-    scalars = tuple(whole_layout(aval, stage.shape) for aval in reduction_avals(step))
+    scalars = tuple(whole_layout(aval, stage.shape) for aval in _all_reduction_avals(step))
     shared_leaves, num_rates = step.update.shared_leaves, step.update.num_scalars_after
     metrics = tuple(whole_layout(aval_of(x), stage.shape) for x in step.update.shared_after.jaxpr.outvars[num_rates + len(shared_leaves) :])
 
@@ -230,7 +266,7 @@ def update_task(step: LayeredStep, stage: Stage, io: StageIO, pipeline: Pipeline
 def _update_param(stage: Stage, param: int, gradient: jax.Array, state: Arrays, rates: Sequence[jax.Array], place: Place) -> Arrays:
     """The new leaves of one parameter, as they are stored."""
     chosen, program = stage.update_of(param)
-    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(rates[i] for i in program.work.scalars_out)]
+    arguments = [gradient, *_leaves_at_update(stage, param, state, place), *(rates[i] for i in program.work.scalars)]
     results = run_program(program.update, chosen, arguments, place)
     targets = [stage.param_spec(param), *(chosen.spec(tensor) for tensor in program.leaves[1:])]
     new = (
@@ -245,8 +281,7 @@ def stage_tasks(step: LayeredStep, stage: Stage, pipeline: PipelineIO, index: in
     io = pipeline.stages[index]
     tasks = [zeros_task(step, stage, io), forward_task(step, stage, io), backward_task(step, stage, io)]
     tasks.append(update_task(step, stage, io, pipeline))
-    if step.update.reductions:
-        tasks.append(partials_task(step, stage, io, pipeline))
+    tasks += partials_tasks(step, stage, io, pipeline)
     for param, shared in pipeline.shared_params.items():
         if index in shared.replicas:
             tasks.append(reduce_task(step, stage, param))

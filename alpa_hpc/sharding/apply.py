@@ -140,10 +140,11 @@ def run_program(
 
 
 def program_title(problem: LayerProblem, program: Program) -> str:
-    """The name of one of a layer's programs: forward, backward, partials_P or update_P of parameter P."""
+    """The name of one of a layer's programs: forward, backward, update_P or partials_P of parameter P (partialsN_P of round N)."""
     titles = {id(problem.forward): "forward", id(problem.backward): "backward"}
     for update in problem.updates:
-        titles |= {id(update.partials): f"partials_{update.work.param}", id(update.update): f"update_{update.work.param}"}
+        titles[id(update.update)] = f"update_{update.work.param}"
+        titles |= {id(one): f"partials{number or ''}_{update.work.param}" for number, one in enumerate(update.partials)}
     return titles[id(program)]
 
 

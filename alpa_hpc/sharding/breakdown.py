@@ -92,7 +92,7 @@ def update_seconds(chosen: ChosenLayer, prices: MeshPrices) -> TaskSeconds:
         sync = _move(chosen, gradient, chosen.spec(program.gradient), prices)
         hand_out = _move(chosen, program.update.outputs[0], chosen.spec(param), prices)
         total += TaskSeconds(0.0, sync + hand_out)
-        total += program_seconds(program.partials, (), chosen, prices) + program_seconds(program.update, (), chosen, prices)
+        total = sum((program_seconds(one, (), chosen, prices) for one in program.programs), total)
     for param, tensor in problem.replicas:
         gradient = problem.gradients[place[param]]
         sync = _move(chosen, gradient, chosen.spec(tensor), prices)

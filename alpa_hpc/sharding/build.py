@@ -1,13 +1,13 @@
 """Layer + its parameters' update -> LayerProblem: one sharding problem over forward, backward, accumulation and update (DESIGN 7.2).
 
 Forward and backward count once a microbatch, synchronisation and update once an iteration. Values that cross the layer's border are spec
-nodes of their own, *ports*, which neighbouring layers share; that makes layers of a stage separable but for their ports.
+nodes of their own, *ports*, which neighbouring layers share, and so are parameters that several layers read; that makes layers of a stage
+separable but for their ports.
 """
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
@@ -30,6 +30,20 @@ class SpecSpace(enum.Enum):
     NARROW = "narrow"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Surroundings:
+    """What a layer's problem takes from the rest of the step.
+
+    loss_values: values that are results of the loss: each device holds these whole
+    awkward:     of values between layers, the dims that a narrow space does not split
+    shared:      places in the layer's parameters of those that other layers read too, and dims of these that a narrow space does not split
+    """
+
+    loss_values: frozenset[int]
+    awkward: Mapping[int, frozenset[int]]
+    shared: Mapping[int, frozenset[int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Port:
     """A value or its cotangent at the layer's border; `tensor` is the one whose spec the neighbours see."""
@@ -50,20 +64,29 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateProgram:
-    """A parameter's update in the problem; `gradient` and `leaves` (the parameter first) are tensors in the spec of the update."""
+    """A parameter's update in the problem; `gradient` and `leaves` (the parameter first) are tensors in the spec of the update.
+
+    `partials` are its programs in the rounds of reductions.
+    """
 
     work: ParamUpdate
     gradient: int
     leaves: tuple[int, ...]
-    partials: Program
+    partials: tuple[Program, ...]
     update: Program
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """All that it runs, in order."""
+        return (*self.partials, self.update)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProblem:
     """The problem of one layer on one mesh, and what its tensors and nodes stand for.
 
-    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = parameters owned elsewhere, and where their new values arrive.
+    `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = parameters owned elsewhere, and where their new values arrive;
+    `shared` = places in `params` of those that other layers read too: in one stage all have them as they are stored.
     """
 
     layer: Layer
@@ -85,6 +108,7 @@ class LayerProblem:
     backward: Program
     updates: tuple[UpdateProgram, ...]
     replicas: tuple[tuple[int, int], ...]
+    shared: tuple[int, ...]
 
     @property
     def remade(self) -> tuple[int, ...]:
@@ -93,7 +117,12 @@ class LayerProblem:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Nodes shared with the neighbours, in the order inputs, cotangents of inputs, outputs, cotangents of outputs."""
+        """Nodes shared with other layers, in the order inputs, cotangents of inputs, outputs, cotangents of outputs, shared parameters."""
+        return (*self.borders, *(self.tensors[self.params[place]].home for place in self.shared))
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Those of values and their cotangents."""
         groups = (*self.inputs, *self.cotangent_inputs, *self.outputs, *self.cotangent_outputs)
         return tuple(self.tensors[port.tensor].home for port in groups)
 
@@ -101,21 +130,16 @@ class LayerProblem:
 def build_layer(
     layer: Layer,
     updates: tuple[ParamUpdate, ...],
-    loss_values: frozenset[int],
+    around: Surroundings,
     prices: MeshPrices,
     *,
     remat: bool,
     num_microbatches: int,
     space: SpecSpace = SpecSpace.FULL,
-    awkward: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> LayerProblem:
-    """The sharding problem of `layer` on the mesh of `prices`.
-
-    `updates` are those of the parameters it owns, `loss_values` the values that are results of the loss: each device holds these whole.
-    `awkward` are dims of values between layers that a narrow space does not split.
-    """
+    """The sharding problem of `layer` on the mesh of `prices`; `updates` are those of the parameters it owns."""
     graph = Graph(prices, awkward_dims(layer) if space is SpecSpace.NARROW else {})
-    draft = _LayerDraft(graph, layer, loss_values, float(num_microbatches), awkward if space is SpecSpace.NARROW else {})
+    draft = _LayerDraft(graph, layer, around, float(num_microbatches), space)
     forward = draft.forward(remat=remat)
     backward, gradients = draft.backward(forward, remat=remat)
     for tensor in (*draft.params, *gradients):
@@ -142,6 +166,7 @@ def build_layer(
         backward=backward,
         updates=programs,
         replicas=replicas,
+        shared=tuple(around.shared),
     )
 
 
@@ -164,20 +189,25 @@ def _updates(
 class _LayerDraft:
     """The sources and ports of a layer's graph, then its programs."""
 
-    def __init__(
-        self, graph: Graph, layer: Layer, loss_values: frozenset[int], weight: float, awkward: Mapping[int, frozenset[int]]
-    ) -> None:
-        self.graph, self.layer, self.weight, self.awkward = graph, layer, weight, awkward
+    def __init__(self, graph: Graph, layer: Layer, around: Surroundings, weight: float, space: SpecSpace) -> None:
+        self.graph, self.layer, self.weight = graph, layer, weight
+        self.awkward = around.awkward if space is SpecSpace.NARROW else {}
         invars = layer.forward.jaxpr.invars
         first_batch, first_input = len(layer.params), len(layer.params) + len(layer.batch)
-        self.params = tuple(graph.add_source(f"param.{i}", var) for i, var in enumerate(invars[:first_batch]))
+        self.params = tuple(self._param(i, var, around, space) for i, var in enumerate(invars[:first_batch]))
         self.batch = tuple(graph.add_source(f"batch.{i}", var) for i, var in enumerate(invars[first_batch:first_input]))
         by_value = dict(zip(layer.inputs, invars[first_input:], strict=True))
         self.inputs = self._ports("input", by_value)
         self.cotangent_inputs = self._ports("input_cotangent", {v: by_value[v] for v in layer.cotangent_inputs})
         results = dict(zip(layer.outputs, layer.forward.jaxpr.outvars, strict=False))
-        self.outputs = self._ports("output", results, loss_values)
+        self.outputs = self._ports("output", results, around.loss_values)
         self.cotangent_outputs = self._ports("output_cotangent", {v: results[v] for v in layer.cotangent_outputs})
+
+    def _param(self, place: int, var: Var, around: Surroundings, space: SpecSpace) -> int:
+        """A parameter; one that other layers read too may lie as these may have it."""
+        narrow = space is SpecSpace.NARROW and place in around.shared
+        specs = self.graph.specs_without(var, around.shared[place]) if narrow else None
+        return self.graph.add_source(f"param.{place}", var, specs=specs)
 
     def _ports(self, kind: str, variables: Mapping[int, Atom], whole: frozenset[int] = frozenset()) -> tuple[Port, ...]:
         ports: list[Port] = []
@@ -265,12 +295,14 @@ def _update(graph: Graph, name: str, work: ParamUpdate, param: int, gradient: in
         leaf = graph.add_tensor(var, node, specs) if shape_of(var) == shape else graph.free_tensor(var)
         graph.hold(leaf, inflight=False)
         leaves.append(leaf)
-    kept = frozenset(variables(work.partials.jaxpr.outvars))
-    partials = _update_program(graph, f"{name}.partials", work.partials, (gradient_here, *leaves), Leaving(kept, kept))
+    partials: list[Program] = []
+    for part in work.partials:
+        kept = frozenset(variables(part.program.jaxpr.outvars))
+        partials.append(_update_program(graph, f"{name}.partials", part.program, (gradient_here, *leaves), Leaving(kept, kept)))
     kept = frozenset(variables(work.update.jaxpr.outvars))
     update = _update_program(graph, f"{name}.update", work.update, (gradient_here, *leaves), Leaving(kept, frozenset()))
     _return_leaves(graph, update, param, leaves)
-    return UpdateProgram(work, gradient_here, tuple(leaves), partials, update)
+    return UpdateProgram(work, gradient_here, tuple(leaves), tuple(partials), update)
 
 
 def _update_program(graph: Graph, name: str, jaxpr: ClosedJaxpr, sources: tuple[int, ...], leaving: Leaving) -> Program:

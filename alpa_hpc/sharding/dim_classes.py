@@ -37,6 +37,18 @@ def awkward_values(step: LayeredStep) -> Mapping[int, Dims]:
     return {value: dims for value, dims in found.items() if len(dims) < len(step.values[value].shape)}
 
 
+@lru_cache(maxsize=64)
+def awkward_params(step: LayeredStep) -> Mapping[int, Dims]:
+    """For each parameter that several layers read, the dims that are awkward in one of them: all must see the same specs."""
+    readers: dict[int, list[Dims]] = {}
+    for layer in step.layers:
+        dims = awkward_dims(layer)
+        for param, var in zip(layer.params, layer.forward.jaxpr.invars, strict=False):
+            readers.setdefault(param, []).append(dims.get(var, frozenset[int]()))
+    found = {param: frozenset[int]().union(*dims) for param, dims in readers.items() if len(dims) > 1}
+    return {param: dims for param, dims in found.items() if len(dims) < len(step.state_avals[param].shape)}
+
+
 def awkward_dims(layer: Layer) -> Mapping[Var, Dims]:
     """For each variable of the layer's forward and backward, its dims of awkward classes."""
     return _awkward_dims(_programs(layer))

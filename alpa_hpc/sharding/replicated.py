@@ -58,5 +58,5 @@ def _is_divisible(eqn: JaxprEqn) -> bool:
 
 
 def _programs(problem: LayerProblem) -> tuple[Program, ...]:
-    updates = (program for update in problem.updates for program in (update.partials, update.update))
+    updates = (program for update in problem.updates for program in update.programs)
     return (problem.forward, problem.backward, *updates)

@@ -15,8 +15,8 @@ import numpy as np
 from alpa_hpc.errors import SolverError
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
 from alpa_hpc.sharding.apply import ChosenLayer
-from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, UpdateProgram, build_layer
-from alpa_hpc.sharding.dim_classes import awkward_values
+from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, Surroundings, UpdateProgram, build_layer
+from alpa_hpc.sharding.dim_classes import awkward_params, awkward_values
 from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.flat import starts_of
 from alpa_hpc.sharding.minimise import Minimum, minimise, restore
@@ -26,7 +26,7 @@ from alpa_hpc.sharding.solution import SolveStatus
 from alpa_hpc.sharding.solve import SolverOptions, solve
 from alpa_hpc.sharding.solved import Solved, SolvedRuns, StageValue, run_key
 from alpa_hpc.sharding.tables import Tables, joined, pair_tables
-from alpa_hpc.sharding.wiring import LayerWiring, layer_content, owned_updates, wire, wiring_key
+from alpa_hpc.sharding.wiring import LayerWiring, layer_content, owned_updates, shared_places, wire, wiring_key
 
 NOTHING = StageValue(inf, inf, inf)
 TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
@@ -280,13 +280,19 @@ def layer_problem(step: LayeredStep, index: int, prices: MeshPrices, *, remat: b
     return build_layer(
         step.layers[index],
         owned_updates(step, index),
-        frozenset(output.value for output in step.loss_outputs),
+        surroundings(step, index),
         prices,
         remat=remat,
         num_microbatches=step.num_microbatches,
         space=space,
-        awkward=awkward_values(step),
     )
+
+
+def surroundings(step: LayeredStep, index: int) -> Surroundings:
+    """What the problem of layer `index` takes from the rest of the step."""
+    awkward, params = awkward_params(step), step.layers[index].params
+    shared = {place: awkward.get(params[place], frozenset[int]()) for place in shared_places(step, index)}
+    return Surroundings(frozenset(output.value for output in step.loss_outputs), awkward_values(step), shared)
 
 
 class TooWideError(SolverError):

@@ -2,7 +2,8 @@
 
 The moves of gradients to their updates and of new parameters to where they are stored become kernels, as those of forward and backward do.
 A collective along another dim than the first works on a transposed copy; XLA makes one collective of several of a kind among the same
-devices. Memory where a parameter is stored is free from when its update has read it until the new value arrives, and has room for others.
+devices. Gradients that several layers make of a parameter are added where they lie alike, on their way or where they are wanted. Memory
+where a parameter is stored is free from when its update has read it until the new value arrives, and has room for others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.kernel_order import ordered
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
-from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, reshard_moves
+from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, joint_moves, reshard_moves
 from alpa_hpc.sharding.schedule import Groups
 from alpa_hpc.sharding.spec import Spec
 
@@ -46,10 +47,24 @@ def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemo
     return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.device)
 
 
+def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int) -> float:
+    """Bytes a device that the task needs which sums the gradient of a parameter owned by another stage, beside the sum."""
+    readers = [chosen for chosen in layers if param in chosen.problem.layer.params]
+    first = readers[0]
+    arrives = dict(first.problem.replicas)[param]
+    tensor, target = first.problem.tensors[arrives], first.spec(arrives)
+    gradients = tuple(_gradient_spec(chosen, param) for chosen in readers)
+    return _Listing(first.problem.device).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
+
+
+def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
+    return chosen.spec(chosen.problem.gradients[chosen.problem.layer.params.index(param)])
+
+
 @lru_cache(maxsize=1024)
 def _memory(exchanges: tuple["_Exchange", ...], device: DeviceSpec) -> UpdateMemory:
     return UpdateMemory(
-        summed=sum(one.bytes_in(one.incoming[-1].after) for one in exchanges if one.incoming),
+        summed=sum(one.bytes_in(one.target) for one in exchanges if one.incoming or len(one.gradients) > 1),
         sync=_Listing(device).sync(exchanges),
         hand_out=_Listing(device).hand_out(exchanges),
         joint=_Listing(device).joint(exchanges),
@@ -58,13 +73,22 @@ def _memory(exchanges: tuple["_Exchange", ...], device: DeviceSpec) -> UpdateMem
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """How a parameter's gradient comes to its update, and the new parameter to where it is stored."""
+    """How a parameter's gradient comes to its update, and the new parameter to where it is stored.
+
+    `gradients` = how the layers that read it make theirs, `target` = how the update reads their sum.
+    """
 
     shape: tuple[int, ...]
     itemsize: int
     mesh: MeshShape
-    incoming: tuple[Move, ...]
+    gradients: tuple[Spec, ...]
+    target: Spec
     outgoing: tuple[Move, ...]
+
+    @property
+    def incoming(self) -> tuple[Move, ...]:
+        """The moves of the gradients."""
+        return joint_moves(self.gradients, self.target, self.mesh)
 
     def bytes_in(self, spec: Spec) -> float:
         """Bytes a device of the parameter in a spec."""
@@ -94,16 +118,20 @@ class _Exchange:
 
 def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exchange]:
     """Of each parameter, in the order of the state."""
+    made: dict[int, list[Spec]] = {}
+    for chosen in layers:
+        for param in chosen.problem.layer.params:
+            made.setdefault(param, []).append(_gradient_spec(chosen, param))
     found: dict[int, _Exchange] = {}
     for chosen in layers:
         problem = chosen.problem
-        place = {param: position for position, param in enumerate(problem.layer.params)}
         for program in problem.updates:
-            gradient, stored = (tensors[place[program.work.param]] for tensors in (problem.gradients, problem.params))
-            incoming = reshard_moves(chosen.spec(gradient), chosen.spec(program.gradient), shape)
+            param = program.work.param
+            stored = problem.params[problem.layer.params.index(param)]
             outgoing = reshard_moves(chosen.spec(program.update.outputs[0]), chosen.spec(stored), shape)
             tensor = problem.tensors[stored]
-            found[program.work.param] = _Exchange(tensor.shape, tensor.itemsize, shape, incoming, outgoing)
+            target = chosen.spec(program.gradient)
+            found[param] = _Exchange(tensor.shape, tensor.itemsize, shape, tuple(made[param]), target, outgoing)
     return (found[param] for param in sorted(found))
 
 
@@ -118,7 +146,8 @@ class _Listing:
     def sync(self, exchanges: Iterable[_Exchange]) -> float:
         """Bytes that a task needs that sums gradients, beside the sums."""
         for one in exchanges:
-            self.lifetimes.kept |= self._moved(one, frozenset((self.lifetimes.value(),)), one.incoming)
+            parts = self._gradients(one)
+            self.lifetimes.kept |= parts[0] if len(parts) == 1 else self._run(_all(parts), one.bytes_in(one.target))
         return self._bytes()
 
     def hand_out(self, exchanges: Iterable[_Exchange]) -> float:
@@ -130,8 +159,21 @@ class _Listing:
     def joint(self, exchanges: Iterable[_Exchange]) -> float:
         """Bytes that a task needs that does both."""
         for one in exchanges:
-            self._updated(one, self._moved(one, frozenset((self.lifetimes.value(),)), one.incoming))
+            self._updated(one, _all(self._gradients(one)))
         return self._bytes()
+
+    def _gradients(self, one: _Exchange) -> list[frozenset[int]]:
+        """A parameter's gradients on their way, as `runtime.update_tasks.summed` has them: the summands that have come to the target."""
+        alike: dict[Spec, list[frozenset[int]]] = {}
+        for spec in one.gradients:
+            alike.setdefault(spec, []).append(frozenset((self.lifetimes.value(),)))
+        for move in one.incoming:
+            parts = alike.pop(move.before)
+            sources = _all(parts)
+            if len(parts) > 1 and not move.is_local and not one.copies_first(move):  # else the kernel of the copy adds them
+                sources = self._run(sources, one.bytes_in(move.before))
+            alike.setdefault(move.after, []).append(self._moved(one, sources, (move,)))
+        return alike[one.target]
 
     def _updated(self, one: _Exchange, gradient: frozenset[int]) -> None:
         """The new value takes the old one's place."""
@@ -184,3 +226,7 @@ class _Listing:
             else:
                 latest[lane, itemsize] = (start, num_bytes)
         return groups.kernels()
+
+
+def _all(parts: Iterable[frozenset[int]]) -> frozenset[int]:
+    return frozenset[int]().union(*parts)

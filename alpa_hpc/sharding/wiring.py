@@ -1,10 +1,11 @@
 """A layer's content, and how layers are joined by their ports: what equal runs of layers have in common, wherever they stand."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from alpa_hpc.ir.work import Layer, LayeredStep, ParamUpdate
-from alpa_hpc.sharding.dim_classes import awkward_values
+from alpa_hpc.sharding.dim_classes import awkward_params, awkward_values
 from alpa_hpc.sharding.solved import run_key
 
 
@@ -24,12 +25,14 @@ class LayerWiring:
 def wire(step: LayeredStep, start: int, stop: int) -> tuple[LayerWiring, ...]:
     """How layers [start, stop) are joined, ports numbered by first appearance, so that equal runs of layers have equal wirings."""
     numbers: dict[tuple[str, int], int] = {}
-    last_reader = {value: layer.index for layer in step.layers for value in layer.inputs}
+    last_reader = {("value", value): layer.index for layer in step.layers for value in layer.inputs}
+    last_reader |= {("cotangent", value): last for (_, value), last in last_reader.items()}
+    last_reader |= {("param", param): layer.index for layer in step.layers for param in layer.params}
     wirings: list[LayerWiring] = []
     for index in range(start, stop):
-        ports = port_names(step.layers[index])
+        ports = port_names(step.layers[index], shared_places(step, index))
         placed = tuple(numbers.setdefault(port, len(numbers)) for port in ports)
-        live = frozenset(number for (_, value), number in numbers.items() if last_reader.get(value, -1) > index)
+        live = frozenset(number for port, number in numbers.items() if last_reader.get(port, -1) > index)
         wirings.append(LayerWiring(layer_content(step, index), placed, live))
     return tuple(wirings)
 
@@ -40,14 +43,22 @@ def wiring_key(wiring: tuple[LayerWiring, ...]) -> str:
     return run_key(map(str, wiring))
 
 
-def port_names(layer: Layer) -> tuple[tuple[str, int], ...]:
-    """(kind, value) of each port of a layer, in the order of LayerProblem.ports."""
+def port_names(layer: Layer, shared: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    """(kind, value or parameter) of each port of a layer, in the order of LayerProblem.ports; `shared` as LayerProblem has it."""
     return (
         *(("value", v) for v in layer.inputs),
         *(("cotangent", v) for v in layer.cotangent_inputs),
         *(("value", v) for v in layer.outputs),
         *(("cotangent", v) for v in layer.cotangent_outputs),
+        *(("param", layer.params[place]) for place in shared),
     )
+
+
+@lru_cache(maxsize=4096)
+def shared_places(step: LayeredStep, index: int) -> tuple[int, ...]:
+    """The places, in a layer's parameters, of those that other layers read too."""
+    elsewhere = {param for layer in step.layers if layer.index != index for param in layer.params}
+    return tuple(place for place, param in enumerate(step.layers[index].params) if param in elsewhere)
 
 
 @lru_cache(maxsize=4096)
@@ -70,4 +81,6 @@ def layer_content(step: LayeredStep, index: int) -> str:
     inputs = ",".join(str(int(v in layer.cotangent_inputs)) for v in layer.inputs)
     awkward = awkward_values(step)
     borders = ",".join("".join(map(str, sorted(awkward.get(v, ())))) for v in (*layer.inputs, *layer.outputs))
-    return f"{layer.key}|{params}|{inputs}|{outputs}|{borders}"
+    places, dims = shared_places(step, index), awkward_params(step)
+    shared = ",".join(f"{place}:" + "".join(map(str, sorted(dims.get(layer.params[place], ())))) for place in places)
+    return f"{layer.key}|{params}|{inputs}|{outputs}|{borders}|{shared}"

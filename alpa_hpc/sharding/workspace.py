@@ -100,7 +100,7 @@ def _stage(splits: Sequence[ChosenSplit]) -> _Stage:
 def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLayer:
     problem = split.problem
     layer = problem.layer
-    names = (*(("param", param) for param in layer.params), *(("batch", one) for one in layer.batch), *port_names(layer))
+    names = (*(("param", param) for param in layer.params), *(("batch", one) for one in layer.batch), *port_names(layer, ()))
     arrays = tuple(numbers.setdefault(name, len(numbers)) for name in names)
     return _AlikeLayer(layer.key, problem.remat, problem.labels, split.chosen.choices, problem.device, arrays)
 

@@ -1,8 +1,8 @@
 """An assembly on a cluster -> what its iteration would take: the programs in virtual time, with each task's predicted seconds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from alpa_hpc.cluster.collectives import all_reduce
 from alpa_hpc.cluster.hardware import ClusterSpec
@@ -15,7 +15,7 @@ from alpa_hpc.sharding.breakdown import StageSeconds
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import reshard_seconds
 from alpa_hpc.sharding.splits import ChosenSplit
-from alpa_hpc.sharding.update_memory import update_memory
+from alpa_hpc.sharding.update_memory import replica_memory, update_memory
 from alpa_hpc.sharding.workspace import chosen_backward_workspace, chosen_forward_workspace
 from alpa_hpc.simulate.costs import SimulationCosts, transfer_seconds
 from alpa_hpc.simulate.simulate import simulate
@@ -104,12 +104,15 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
     splits = [ChosenSplit(chosen, stage.shape) for chosen in stage.layers]
     memory = update_memory(stage.layers, stage.shape)
     sums_first = "partials" in tasks  # else the update sums gradients itself
-    known = {
+    known: dict[str, Callable[[], float]] = {
         "forward": lambda: chosen_forward_workspace(splits),
         "backward": lambda: chosen_backward_workspace(splits),
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.joint,
     }
+    for kind, _, number in (name.partition(":") for name in tasks):
+        if kind == "reduce":
+            known[f"reduce:{number}"] = partial(replica_memory, stage.layers, stage.shape, int(number))
     return {name: int(known[name]()) if name in known else 0 for name in tasks}
 
 

@@ -28,7 +28,7 @@ def compiled_site(layers: Sequence[ChosenLayer], origin: str) -> Site:
 
 
 def _programs(problem: LayerProblem) -> tuple[Program, ...]:
-    updates = (program for update in problem.updates for program in (update.partials, update.update))
+    updates = (program for update in problem.updates for program in update.programs)
     return (problem.forward, problem.backward, *updates)
 
 

@@ -62,10 +62,12 @@ def planned_collectives(
             return tuple(_forward(stage, gpu=gpu))
         case "backward":
             return tuple(_backward(stage, gpu=gpu))
+        case "partials" if not number:
+            return (*_sums(step, stage, io.owned), *_partials(step, stage, io, 0))
         case "partials":
-            return (*_sums(step, stage, io.owned), *_partials(step, stage, io))
+            return tuple(_partials(step, stage, io, int(number)))
         case "update":
-            sums = () if step.update.reductions else _sums(step, stage, io.owned)
+            sums = () if step.update.rounds else _sums(step, stage, io.owned)
             return (*sums, *_update(step, stage, io))
         case "reduce":
             return tuple(_sums(step, stage, (int(number),)))
@@ -103,18 +105,19 @@ def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[Pl
         yield from _moves(layout, joint_moves(specs, layout.spec, stage.shape), words)
 
 
-def _partials(step: LayeredStep, stage: Stage, io: StageIO) -> Iterator[PlannedCollective]:
-    """The programs that give scalars for reductions, and these scalars: those that are partial alike are summed as one, equal ones once."""
+def _partials(step: LayeredStep, stage: Stage, io: StageIO, number: int) -> Iterator[PlannedCollective]:
+    """The programs that give scalars for a round, and these scalars: those that are partial alike are summed as one, equal ones once."""
     summands: dict[tuple[int, tuple[int, ...]], list[Tile]] = {}
-    avals = reduction_avals(step)
+    avals = reduction_avals(step, number)
     for param in io.owned:
-        chosen, program = stage.update_of(param)
-        specs = share_specs(program.partials, chosen)
+        chosen, update = stage.update_of(param)
+        program = update.partials[number]
+        specs = share_specs(program, chosen)
         tiles = LayerTiles(ChosenSplit(chosen, stage.shape), left=specs)
-        yield from _update_program(step, stage, param, program.partials, tiles)
-        for position, (reduction, tensor) in enumerate(zip(program.work.reductions, program.partials.outputs, strict=True)):
+        yield from _update_program(step, stage, param, program, tiles)
+        for position, (reduction, tensor) in enumerate(zip(update.work.partials[number].reductions, program.outputs, strict=True)):
             spec = specs.get(tensor, chosen.spec(tensor))
-            summands.setdefault((reduction, spec.partial), []).append(tiles.leave(program.partials, position, spec))
+            summands.setdefault((reduction, spec.partial), []).append(tiles.leave(program, position, spec))
     distinct = {(axes, tuple(found)): reduction for (reduction, axes), found in summands.items()}
     for (axes, _), reduction in distinct.items():
         yield from _moved(avals[reduction], Spec((), axes), Spec(()), stage, f"reduction {reduction} over parameters")

@@ -45,7 +45,7 @@ def plan_of(shape: tuple[int, int]) -> Plan:
 def flops(chosen: ChosenLayer) -> tuple[float, float]:
     """FLOP an iteration of a layer's operators, and of those among them that the devices divide between them."""
     problem = chosen.problem
-    updates = [program for update in problem.updates for program in (update.partials, update.update)]
+    updates = [program for update in problem.updates for program in update.programs]
     total = split = 0.0
     for times, program in [(NUM_MICROBATCHES, problem.forward), (NUM_MICROBATCHES, problem.backward), *((1, one) for one in updates)]:
         for eqn, record in zip(program.jaxpr.jaxpr.eqns, program.records, strict=True):

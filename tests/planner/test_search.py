@@ -11,6 +11,7 @@ from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.lookup import make_plan
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, analytic_seconds, chosen_stage, find_candidates, pick, simulate_partition
 from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.sharding.shared_params import shared_seconds
 from tests.planning import CLUSTER, DEVICE, NUM_MICROBATCHES, SEARCH, Planned, planned, prepared, with_bandwidth, with_memory
 
 KIND = ScheduleKind.ONE_F_ONE_B
@@ -60,11 +61,16 @@ def of_size(plan: SimulatedPlan, num_bytes: int) -> SimulatedPlan:
 
 
 def test_the_dps_seconds_of_a_stage_are_those_of_its_strategies():
+    """But for the update of parameters that several of its layers read, which the DP counts for each of them."""
     one = planned()
     for partition in one.refinement().partitions:
         for choice in partition.stages:
-            seconds = analytic_seconds(one.pricer)(choice, chosen_stage(one.pricer, choice))
-            assert choice.option.seconds == pytest.approx(seconds.microbatch + seconds.update.total / NUM_MICROBATCHES)
+            stage, option = chosen_stage(one.pricer, choice), choice.option
+            seconds = analytic_seconds(one.pricer)(choice, stage)
+            shared = shared_seconds(stage.layers, one.pricer.solver(choice.submesh, option.shape, remat=option.remat).prices)
+            assert shared.microbatch == 0 and shared.update.total <= 0
+            by_layers = seconds.microbatch + (seconds.update.total - shared.update.total) / NUM_MICROBATCHES
+            assert option.seconds == pytest.approx(by_layers)
 
 
 def test_the_same_inputs_give_the_same_plan():

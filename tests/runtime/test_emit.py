@@ -113,16 +113,24 @@ class Cluster:
                 return [sum(inputs, Content())]
             case "partials":
                 self.check_reads_all(mesh, given_)
-                gradients, scalars = numbered("gradient", stage.owned), numbered("scalar", range(len(self.pipeline.reductions)))
+                number = int(run.task.partition(":")[2] or 0)
+                first = sum(map(len, self.pipeline.rounds[:number]))
+                self.check_reduced(given_, first)
+                gradients = () if number else numbered("gradient", stage.owned)
+                scalars = numbered("scalar", range(first, first + len(self.pipeline.rounds[number])))
                 assert (run.outputs, run.donated) == (gradients + scalars, gradients)
                 return [given_[gradient] for gradient in gradients] + [Content([("scalar", mesh)])] * len(scalars)
             case "update":
                 self.check_reads_all(mesh, given_)
-                for index in range(len(self.pipeline.reductions)):
-                    assert given_[Buffer(f"reduced.{index}")] == Content(("scalar", other) for other in range(len(self.programs)))
+                self.check_reduced(given_, self.pipeline.num_reductions)
                 return [Content([(buffer.name, "new")]) for buffer in run.outputs]
             case _:
                 return self.pass_of_microbatch(mesh, run, given_)
+
+    def check_reduced(self, given_: dict[Buffer, Content], count: int) -> None:
+        """The first `count` reductions have the scalars of all meshes."""
+        for index in range(count):
+            assert given_[Buffer(f"reduced.{index}")] == Content(("scalar", other) for other in range(len(self.programs)))
 
     def check_reads_all(self, mesh: int, given_: dict[Buffer, Content]) -> None:
         """Gradients have the summands of all stages and microbatches, losses those of the stages that make them."""

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from alpa_hpc.errors import ProgramError
-from alpa_hpc.ir.grad import SumCount
+from alpa_hpc.ir.grad import SumCount, value_and_grad
 from alpa_hpc.models.gpt import GPT
 from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.instructions import MeshProgram, Send
@@ -113,6 +113,23 @@ def three_stages(seed: int, *, num_microbatches: int = 3) -> Plan:
 
 def check(family: Family, plan: Plan, tolerance: float = 2e-4) -> None:
     assert_equal(family, plan, run_plan(family, plan), tolerance)
+
+
+def test_norms_of_what_was_clipped_by_a_norm():
+    """Three rounds of reductions, each of which depends on the one before, on meshes that each have a share in them."""
+    optimiser = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-3), optax.clip_by_global_norm(0.05))
+
+    def step(state: Any, batch: Any) -> Any:
+        value, gradients = value_and_grad(mlp_loss)(state["params"], batch)
+        updates, moments = optimiser.update(gradients, state["optimiser"], state["params"])
+        metrics = {"loss": value, "norm": optax.tree.norm(updates), "least": jax.tree.reduce(jnp.minimum, jax.tree.map(jnp.min, updates))}
+        return {"params": optax.apply_updates(state["params"], updates), "optimiser": moments}, metrics
+
+    params = mlp_params()
+    family = Family(step, {"params": params, "optimiser": optimiser.init(params)}, mlp_batch)
+    plan = three_stages(5)
+    assert len(family.work(plan.num_microbatches).layered.update.rounds) == 3
+    check(family, plan, 2e-3)
 
 
 def test_bfloat16():

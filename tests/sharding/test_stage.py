@@ -63,7 +63,7 @@ def test_ports_agree_between_neighbours():
         chosen = solver_on(rows, cols).choose(0, NUM_LAYERS, FREE)
         specs: dict[tuple[str, int], object] = {}
         for one in chosen:
-            for name, node in zip(port_names(one.problem.layer), one.problem.ports, strict=True):
+            for name, node in zip(port_names(one.problem.layer, one.problem.shared), one.problem.ports, strict=True):
                 seen = (one.problem.labels[node], one.choices[node])
                 assert specs.setdefault(name, seen) == seen
 

@@ -11,6 +11,7 @@ from alpa_hpc.sharding import update_memory as update_memory_module
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import Move, reshard_moves
+from alpa_hpc.sharding.shared_params import readers_of
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
 from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, update_memory
@@ -32,7 +33,10 @@ def owned_bytes(layers: tuple[ChosenLayer, ...]) -> float:
 
 
 def test_one_device_exchanges_nothing():
-    assert update_memory(chosen(MeshShape(1, 1)), MeshShape(1, 1)) == UpdateMemory(0.0, 0.0, 0.0, 0.0)
+    layers = chosen(MeshShape(1, 1))
+    [(first, *_)] = [readers for readers in readers_of(layers).values() if len(readers) > 1]
+    tied = first.chosen.problem.tensors[first.tensor].num_bytes
+    assert update_memory(layers, MeshShape(1, 1)) == UpdateMemory(tied, 0.0, 0.0, 0.0), "the sum of what its two readers make"
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2])
@@ -52,8 +56,16 @@ BYTES = 16 * 16 * 4.0
 
 def memory_of(*specs: Spec) -> UpdateMemory:
     """Parameters [16, 16], stored whole on four devices, their gradients summed and they updated in these specs."""
-    exchanges = tuple(_Exchange((16, 16), 4, FOUR, reshard_moves(SUMMANDS, spec, FOUR), reshard_moves(spec, WHOLE, FOUR)) for spec in specs)
-    return _memory(exchanges, CLUSTER.device)
+    return _memory(tuple(exchange(spec, SUMMANDS) for spec in specs), CLUSTER.device)
+
+
+def exchange(spec: Spec, *gradients: Spec) -> _Exchange:
+    return _Exchange((16, 16), 4, FOUR, gradients, spec, reshard_moves(spec, WHOLE, FOUR))
+
+
+def shared(spec: Spec, *gradients: Spec) -> UpdateMemory:
+    """One parameter whose gradients several layers make."""
+    return _memory((exchange(spec, *gradients),), CLUSTER.device)
 
 
 def test_a_new_parameter_waits_beside_where_it_arrives():
@@ -75,6 +87,20 @@ def test_gradients_are_summed_in_the_order_of_devices():
     assert memory_of(COLUMNS).sync == BYTES
     assert memory_of(ROWS, COLUMNS, COLUMNS).sync == 2 * BYTES, "one collective of all three"
     assert memory_of(ROWS, COLUMNS).summed == BYTES / 2
+
+
+def test_gradients_of_several_layers_are_added_before_they_move():
+    assert shared(ROWS, SUMMANDS, SUMMANDS).sync == BYTES, "their sum, on each device"
+    assert shared(ROWS, SUMMANDS, SUMMANDS).joint == BYTES + BYTES / 4, "and what arrives of it"
+    assert shared(COLUMNS, SUMMANDS, SUMMANDS).sync == BYTES, "the copy in the order of devices is of the sum"
+    assert shared(ROWS, SUMMANDS, SUMMANDS).summed == BYTES / 4
+
+
+def test_gradients_of_several_layers_meet_where_they_are_wanted():
+    assert shared(ROWS, SUMMANDS, ROWS).sync == BYTES / 4, "the one that has moved, until the other one is added"
+    assert shared(ROWS, ROWS, ROWS).sync == 0
+    assert shared(ROWS, ROWS, ROWS).summed == BYTES / 4, "no accumulator is reused for the sum"
+    assert shared(ROWS, ROWS).summed == 0
 
 
 def test_what_is_too_much_for_one_collective_moves_by_several(monkeypatch: pytest.MonkeyPatch):
