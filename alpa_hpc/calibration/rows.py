@@ -18,7 +18,7 @@ import numpy as np
 from alpa_hpc.calibration.trials import CollectiveTrial, MessageTrial, Pass, PassTrial, Precision, ProductTrial, Trial
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.errors import StoreError
-from alpa_hpc.profiling.shards import check_signature, read_files, write_file
+from alpa_hpc.profiling.shards import check_signature, is_changed, read_files, write_file
 from alpa_hpc.profiling.store import median_seconds, relative_spread
 from alpa_hpc.sharding.resharding import CollectiveKind
 
@@ -100,6 +100,8 @@ def _write(path: Path, calibration: Calibration) -> None:
 def _read(path: Path) -> Calibration | None:
     """The calibration of a shard, or None where it is damaged."""
     check_signature(path)
+    if is_changed(path):
+        return None
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
@@ -108,7 +110,7 @@ def _read(path: Path) -> Calibration | None:
             digest = str(file.attrs["sha256"])
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError):
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError):
         return None
     return Calibration(**texts, rows=rows) if digest == _digest(rows) else None
 

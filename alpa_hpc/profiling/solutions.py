@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from alpa_hpc.profiling.lock import holding_lock
-from alpa_hpc.profiling.shards import clear_abandoned, read_files, shard_paths, write_file
+from alpa_hpc.profiling.shards import clear_abandoned, is_changed, read_files, shard_paths, write_file
 from alpa_hpc.sharding.build import SpecSpace
 from alpa_hpc.sharding.solved import Solved, StageValue
 
@@ -66,6 +66,8 @@ def _write(path: Path, rows: Rows) -> None:
 def _read(path: Path) -> Rows | None:
     """The rows of a shard, or None where it is not whole, or not ours."""
     try:
+        if is_changed(path):
+            return None
         with h5py.File(path, "r", locking="best-effort") as file:
             if (file.attrs.get("format"), file.attrs.get("version")) != (FORMAT, VERSION):
                 return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from alpa_hpc.errors import StoreError
 from alpa_hpc.profiling.lock import holding_lock
-from alpa_hpc.profiling.shards import check_signature, clear_abandoned, read_files, shard_paths, write_file
+from alpa_hpc.profiling.shards import check_signature, clear_abandoned, is_changed, read_files, shard_paths, write_file
 
 FORMAT = "alpa_hpc cost store"
 VERSION = 2  # 2: rows say on which nodes and how many devices they were measured
@@ -159,6 +159,8 @@ def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
 
 def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
     check_signature(path)
+    if is_changed(path):
+        return TornShard(path, "its bytes are not those that were written")
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
@@ -167,7 +169,7 @@ def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
             rows = tuple(ProfileRow(**fields) for fields in found)
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         return TornShard(path, f"cannot be read to its end: {error}")
     return rows if digest == _digest(found) else TornShard(path, "its content does not match its checksum")
 
