@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import h5py
+
 from alpa_hpc.errors import StoreError
 from alpa_hpc.profiling.lock import owner_is_gone
 
@@ -27,20 +29,33 @@ _SEALED = re.compile(r"\.([0-9a-f]{64})\.h5")
 _LISTINGS = 10  # readers list the folder anew when a compaction takes a file away under them
 
 
-def write_file(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Have `write` make a new file of `folder` and return its path; it appears whole or not at all."""
+def write_file(folder: Path, fill: Callable[[h5py.File], None]) -> Path:
+    """Have `fill` say what is in a new file of `folder`, and return its path; it appears whole or not at all.
+
+    HDF5 makes it in memory: on a disk that is full h5py may report success and leave half a file, or end the process.
+    """
+    content = _filled(fill)
     folder.mkdir(parents=True, exist_ok=True)
     unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
     temporary = folder / f"{_TEMPORARY}{unique}"
+    target = folder / f"shard-{unique}.{hashlib.sha256(content).hexdigest()}{_SUFFIX}"
     try:
-        write(temporary)
-        _sync(temporary)
-        target = folder / f"shard-{unique}.{_digest(temporary)}{_SUFFIX}"
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
         temporary.rename(target)
     finally:
         temporary.unlink(missing_ok=True)
     _sync(folder)
     return target
+
+
+def _filled(fill: Callable[[h5py.File], None]) -> bytes:
+    with h5py.File("in memory", "w", driver="core", backing_store=False) as file:
+        fill(file)
+        file.flush()
+        return file.id.get_file_image()
 
 
 def read_files(folder: Path, read: Callable[[Path], Content]) -> dict[Path, Content]:

@@ -33,7 +33,7 @@ def read_solutions(folder: Path) -> Rows:
 def write_solutions(folder: Path, rows: Rows) -> None:
     """Add rows as a shard of their own, if there are any, and merge shards once they are many."""
     if rows:
-        write_file(folder, lambda path: _write(path, rows))
+        write_file(folder, lambda file: _fill(file, rows))
     if len(shard_paths(folder)) > MOST_SHARDS:
         _compact(folder)
 
@@ -44,23 +44,22 @@ def _compact(folder: Path) -> None:
             clear_abandoned(folder)
             shards = read_files(folder, _read)
             rows = {key: solved for shard in shards.values() if shard for key, solved in shard.items()}
-            merged = write_file(folder, lambda path: _write(path, rows))
+            merged = write_file(folder, lambda file: _fill(file, rows))
             for path in shards.keys() - {merged}:
                 path.unlink(missing_ok=True)
 
 
-def _write(path: Path, rows: Rows) -> None:
+def _fill(file: h5py.File, rows: Rows) -> None:
     keys = sorted(rows)
     numbers = np.array([(rows[key].value.seconds, rows[key].value.fixed_bytes, rows[key].value.inflight_bytes) for key in keys])
     narrow = np.array([rows[key].space is SpecSpace.NARROW for key in keys])
-    with h5py.File(path, "w", locking="best-effort") as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = VERSION
-        file.create_dataset("key", data=np.array(keys, dtype="S32"))
-        for column, (name, unit) in enumerate(_UNITS.items()):
-            file.create_dataset(name, data=numbers[:, column]).attrs["unit"] = unit
-        file.create_dataset("narrow", data=narrow).attrs["meaning"] = "searched without specs that split awkward dims"
-        file.attrs["sha256"] = _digest(keys, numbers, narrow)
+    file.attrs["format"] = FORMAT
+    file.attrs["version"] = VERSION
+    file.create_dataset("key", data=np.array(keys, dtype="S32"))
+    for column, (name, unit) in enumerate(_UNITS.items()):
+        file.create_dataset(name, data=numbers[:, column]).attrs["unit"] = unit
+    file.create_dataset("narrow", data=narrow).attrs["meaning"] = "searched without specs that split awkward dims"
+    file.attrs["sha256"] = _digest(keys, numbers, narrow)
 
 
 def _read(path: Path) -> Rows | None:

@@ -79,7 +79,7 @@ def write_shard(folder: Path, rows: Sequence[ProfileRow]) -> Path:
     """Write `rows` (keys distinct) as one new shard of the store in `folder` and return its path; it appears whole or not at all."""
     assert rows, "an empty shard says nothing"
     assert len({row.key for row in rows}) == len(rows), "one shard holds a key once"
-    return write_file(folder, lambda path: _write_file(path, rows))
+    return write_file(folder, lambda file: _fill(file, rows))
 
 
 def read_store(folder: Path) -> StoreContents:
@@ -141,20 +141,19 @@ def _age_order(row: ProfileRow) -> tuple[object, ...]:
     return (row.time_unix, *astuple(row))
 
 
-def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
-    with h5py.File(path, "w", locking="best-effort") as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = VERSION
-        file.attrs["sha256"] = _digest(asdict(row) for row in rows)
-        file.attrs["unit"] = "all seconds_* and compile_seconds are in seconds, one value a repeat; time_unix in seconds since 1970"
-        for row in rows:
-            group = file.create_group(row.key)
-            for name, value in asdict(row).items():
-                if name in _REPEATED:
-                    dataset = group.create_dataset(name, data=np.asarray(value, dtype=np.float64))
-                    dataset.attrs["unit"] = "seconds"
-                elif name != "key":
-                    group.attrs[name] = value
+def _fill(file: h5py.File, rows: Sequence[ProfileRow]) -> None:
+    file.attrs["format"] = FORMAT
+    file.attrs["version"] = VERSION
+    file.attrs["sha256"] = _digest(asdict(row) for row in rows)
+    file.attrs["unit"] = "all seconds_* and compile_seconds are in seconds, one value a repeat; time_unix in seconds since 1970"
+    for row in rows:
+        group = file.create_group(row.key)
+        for name, value in asdict(row).items():
+            if name in _REPEATED:
+                dataset = group.create_dataset(name, data=np.asarray(value, dtype=np.float64))
+                dataset.attrs["unit"] = "seconds"
+            elif name != "key":
+                group.attrs[name] = value
 
 
 def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
