@@ -32,12 +32,14 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`; StoreError if the file is absent, not UTF-8 or not JSON."""
+    """The JSON value in `path`; StoreError if the file is absent, cannot be read, or is not JSON in UTF-8."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"{path} is not there. Was the job that writes it run, and is this its run folder?") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read ({error.strerror}): is it a file of yours?") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise StoreError(f"{path} is not a JSON file of ours: {error}. Delete it and run the job that writes it again.") from error
 
 

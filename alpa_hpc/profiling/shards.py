@@ -69,8 +69,9 @@ def read_files(folder: Path, read: Callable[[Path], Content]) -> dict[Path, Cont
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The files of a store, whole ones all, by name."""
-    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
+    """The files of a store, whole ones all, by name; links that lead nowhere are none."""
+    found = (path for path in folder.glob(f"*{_SUFFIX}") if not path.name.startswith("."))
+    return sorted(path for path in found if path.exists() or not path.is_symlink())
 
 
 def is_changed(path: Path) -> bool:

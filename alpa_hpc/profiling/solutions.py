@@ -5,12 +5,14 @@ It is a cache: a shard that cannot be read counts as missing, and is deleted by 
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from alpa_hpc.profiling.cache import keeping
 from alpa_hpc.profiling.lock import holding_lock
 from alpa_hpc.profiling.shards import clear_abandoned, is_changed, read_files, shard_paths, write_file
 from alpa_hpc.sharding.build import SpecSpace
@@ -31,11 +33,12 @@ def read_solutions(folder: Path) -> Rows:
 
 
 def write_solutions(folder: Path, rows: Rows) -> None:
-    """Add rows as a shard of their own, if there are any, and merge shards once they are many."""
-    if rows:
-        write_file(folder, lambda file: _fill(file, rows))
-    if len(shard_paths(folder)) > MOST_SHARDS:
-        _compact(folder)
+    """Add rows as a shard of their own, if there are any, and merge shards once they are many; where the folder cannot be written, not."""
+    with keeping(folder):
+        if rows:
+            write_file(folder, lambda file: _fill(file, rows))
+        if len(shard_paths(folder)) > MOST_SHARDS:
+            _compact(folder)
 
 
 def _compact(folder: Path) -> None:
@@ -46,7 +49,8 @@ def _compact(folder: Path) -> None:
             rows = {key: solved for shard in shards.values() if shard for key, solved in shard.items()}
             merged = write_file(folder, lambda file: _fill(file, rows))
             for path in shards.keys() - {merged}:
-                path.unlink(missing_ok=True)
+                with suppress(IsADirectoryError):  # somebody else's, whatever its name
+                    path.unlink(missing_ok=True)
 
 
 def _fill(file: h5py.File, rows: Rows) -> None:

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from alpa_hpc.errors import StoreError
+from alpa_hpc.profiling.cache import keeping
 from alpa_hpc.profiling.lock import holding_lock
 from alpa_hpc.profiling.shards import check_signature, clear_abandoned, is_changed, read_files, shard_paths, write_file
 
@@ -112,7 +113,9 @@ def compact(folder: Path) -> int:
 
 def compact_when_many(folder: Path, most_shards: int = MOST_SHARDS) -> int:
     """Compact a store of more than `most_shards` shards; how many were merged, 0 where there is nothing to gain."""
-    return compact(folder) if len(shard_paths(folder)) > most_shards else 0
+    with keeping(folder):
+        return compact(folder) if len(shard_paths(folder)) > most_shards else 0
+    return 0
 
 
 def median_seconds(repeats: Sequence[float]) -> float:

@@ -68,3 +68,19 @@ def test_damage_counts_as_missing_and_goes_with_the_next_compaction(tmp_path: Pa
         write_solutions(tmp_path, row(number))
     assert not shard.exists()
     assert len(read_solutions(tmp_path)) == MOST_SHARDS + 1
+
+
+def test_strangers_among_the_shards_stop_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder.h5").mkdir()
+    (tmp_path / "link.h5").symlink_to(tmp_path / "nothing")
+    for number in range(MOST_SHARDS + 1):
+        write_solutions(tmp_path, row(number))
+    assert len(read_solutions(tmp_path)) == MOST_SHARDS + 1
+    assert len([path for path in tmp_path.glob("shard-*.h5") if path.is_file()]) < MOST_SHARDS, "they were compacted"
+
+
+def test_where_it_cannot_be_kept_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "solutions").touch()
+    write_solutions(tmp_path / "solutions", row(1))
+    assert f"warning: nothing more is kept in {tmp_path}/solutions (File exists)" in capsys.readouterr().err
+    assert read_solutions(tmp_path / "solutions") == {}
