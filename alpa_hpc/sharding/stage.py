@@ -112,7 +112,7 @@ class StageSolver:
     def space(self) -> SpecSpace:
         """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
         if not self._space:
-            key = self._key("space", *(layer_content(self.step, index) for index in range(len(self.step.layers))))
+            key = self._key("space", wiring_key(wire(self.step, 0, len(self.step.layers))))
             known = self.solved.find(key)
             self._space.append(known.space if known else self._settled_space())
             self.solved.add(key, Solved(NOTHING, self._space[0]))

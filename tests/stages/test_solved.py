@@ -1,16 +1,21 @@
 """What earlier planning runs solved is not solved again, and changes nothing; another mesh, price, or batch is not taken for it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from alpa_hpc.cluster.hardware import ClusterSpec
+from alpa_hpc.cluster.hardware import ClusterSpec, MeshShape, Submesh
+from alpa_hpc.cluster.mesh import logical_mesh
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.search import find_candidates
-from alpa_hpc.sharding.build import LayerProblem
+from alpa_hpc.sharding.build import LayerProblem, SpecSpace
+from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.solved import SolvedRuns
 from alpa_hpc.sharding.stage import StageSolver
+from alpa_hpc.sharding.wiring import layer_content, wire
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.pricing import StagePricer
@@ -67,6 +72,37 @@ def test_a_model_that_is_a_block_deeper_reuses_what_it_can() -> None:
     warm, table = priced(steps[1], SolvedRuns(known=first.new), PAIR)
     assert warm.num_known > 0
     assert table == priced(steps[1], SolvedRuns(), PAIR)[1]
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """Four products in a row; the last one adds what the one numbered `back` made."""
+
+    back: int
+
+    def init(self, key: jax.Array) -> list[jax.Array]:
+        return list(jax.random.normal(key, (4, 16, 16)))
+
+    def loss(self, params: list[jax.Array], batch: jax.Array, key: jax.Array) -> jax.Array:
+        made = [batch]
+        for weight in params:
+            made.append(made[-1] @ weight)
+        return jnp.mean(made[-1] * made[self.back])
+
+    def batch(self, batch_size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch_size, 16), jnp.float32)
+
+
+def test_equal_layers_that_are_joined_otherwise_may_need_another_space() -> None:
+    steps = [prepare(Skipping(back), TRAINING, replace(LAYERS, num_layers=4), NUM_MICROBATCHES).step for back in (1, 2)]
+    contents = [[layer_content(step, index) for index in range(4)] for step in steps]
+    assert contents[0] == contents[1] and wire(steps[0], 0, 4) != wire(steps[1], 0, 4)
+    prices = MeshPrices(logical_mesh(PAIR, Submesh(1, 2), MeshShape(2, 1)))
+    first = SolvedRuns()
+    assert StageSolver(steps[0], prices, remat=False, solved=first).space is SpecSpace.FULL
+    narrow = SolvedRuns({key: replace(solved, space=SpecSpace.NARROW) for key, solved in first.new.items()})
+    spaces = [StageSolver(step, prices, remat=False, solved=narrow).space for step in steps]
+    assert spaces == [SpecSpace.NARROW, SpecSpace.FULL], "that of the other model is not known"
 
 
 def test_other_rules_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
