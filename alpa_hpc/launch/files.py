@@ -6,6 +6,8 @@ A reader never sees half of a file, and a killed writer leaves only a temporary 
 import json
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,18 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} cannot be read ({error.strerror}): is it a file of yours?") from error
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise StoreError(f"{path} is not a JSON file of ours: {error}. Delete it and run the job that writes it again.") from error
+
+
+@contextmanager
+def fields_of(path: Path) -> Generator[None]:
+    """Runs a block that reads fields of what was found in `path`; StoreError where one is absent, or is something else."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
+        raise StoreError(
+            f"{path} lacks or garbles a field ({error!r}): it is damaged, or another version of alpa_hpc wrote it. Start the run again, or "
+            "use that version."
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:
