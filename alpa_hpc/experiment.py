@@ -93,7 +93,8 @@ def started(config: ExperimentConfig, launcher: Launcher, paths: RunPaths) -> bo
 def launcher_for(config: ExperimentConfig) -> Launcher:
     """The launcher that the config names."""
     measures = config.profiling.source is CostSource.MEASURED
-    size = RunSize(whole_cluster(config), config.training.num_steps, config.profiling.max_parallel if measures else 0)
+    num_parallel, stage_seconds = config.profiling.max_parallel if measures else 0, 60 * config.profiling.max_stage_minutes
+    size = RunSize(whole_cluster(config), config.training.num_steps, num_parallel, stage_seconds)
     has_gpus = config.site.platform is Platform.CUDA
     match config.launcher.kind:
         case LauncherKind.INPROCESS:
