@@ -104,6 +104,8 @@ def best_partitions(pricer: StagePricer, table: CostTable, search: SearchOptions
     if not found:
         refusals = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
         name, nearest = min(refusals.items(), key=lambda item: item[1].missing_bytes or float("inf"))
+        if not nearest.missing_bytes:
+            raise InfeasibleError(_no_division(pricer.step, pricer.cluster, search)) from nearest
         among = f" (the nearest of {len(refusals)} ways: {name})" if len(refusals) > 1 else ""
         raise InfeasibleError(f"{nearest}{among}", nearest.missing_bytes) from nearest
     bound = min(one.lower_bound for one in found)

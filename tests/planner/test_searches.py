@@ -188,3 +188,11 @@ def test_what_is_solved_under_a_restriction_is_not_kept_for_others() -> None:
         assert pricer.options(StageCandidate(1, 2, Submesh(1, 2), MeshShape(2, 1), remat=True))
         assert (pricer.solved.known == known) is is_free and bool(pricer.learnt) is is_free, name
         assert pricer.solved.new
+
+
+def test_a_search_that_cannot_use_all_devices_says_so_in_its_users_words() -> None:
+    """Candidates that it has, but that no division of the layers is made of: memory is not what is missing."""
+    wide = replace(CLUSTER, devices_per_node=12)  # microbatches of 4 rows keep at most 4 devices of a stage busy
+    with pytest.raises(InfeasibleError, match=r"has no way to run 4 layers and microbatches of 4 rows on all 24 devices") as refused:
+        plan(SEARCHES["pp_dp"], wide)
+    assert refused.value.missing_bytes == 0
