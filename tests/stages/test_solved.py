@@ -64,6 +64,14 @@ def test_what_is_not_the_same_is_solved(change: str) -> None:
     assert table == priced(step, SolvedRuns(), cluster)[1]
 
 
+def test_on_devices_of_another_memory_the_same_runs_are_known_where_memory_is_free() -> None:
+    first, roomy = SolvedRuns(), replace(PAIR, device=replace(PAIR.device, memory=2 * PAIR.device.memory))
+    priced(prepared().step, first)
+    warm, table = priced(prepared().step, SolvedRuns(known=first.new), roomy)
+    assert warm.num_known > 0
+    assert table == priced(prepared().step, SolvedRuns(), roomy)[1]
+
+
 def test_a_model_that_is_a_block_deeper_reuses_what_it_can() -> None:
     layers = [replace(LAYERS, num_layers=num_blocks) for num_blocks in (4, 5)]
     steps = [prepare(replace(MODEL, num_layers=one.num_layers), TRAINING, one, NUM_MICROBATCHES).step for one in layers]
