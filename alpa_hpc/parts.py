@@ -9,6 +9,7 @@ from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
 from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.launch.files import is_there
 from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
@@ -57,7 +58,7 @@ def calibrated_twin(config: ExperimentConfig) -> ClusterSpec | None:
     if is_calibrated(described.name):
         return described
     path = calibrated_config(config.runs, calibrated_name(described.name))
-    if not path.exists():
+    if not is_there(path):
         return None
     found = read_cluster(path)
     is_alike = (found.num_nodes, found.devices_per_node) == (described.num_nodes, described.devices_per_node)

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,24 @@ from alpa_hpc.errors import StoreError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 to `path` so that readers see the old file or the whole new one."""
+    """Write `text` as UTF-8 to `path` so that readers see the old file or the whole new one. StoreError where it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_durably(temporary, text)
         temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error.strerror}): is the disk full, or the folder not yours?") from error
     finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        with suppress(OSError):  # where it could not be made, either
+            temporary.unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def write_json(path: Path, value: object) -> None:
@@ -43,6 +50,14 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} cannot be read ({error.strerror}): is it a file of yours?") from error
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise StoreError(f"{path} is not a JSON file of ours: {error}. Delete it and run the job that writes it again.") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; StoreError where that cannot be told."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be looked for ({error.strerror}): is it in a folder of yours?") from error
 
 
 @contextmanager

@@ -177,12 +177,11 @@ def new_run(base: Path, name: str, origin: Origin = ALONE) -> RunPaths:
     parent = base.expanduser().absolute() / name
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        root = _unique_folder(parent)
+        paths = RunPaths(_unique_folder(parent))
+        for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
+            folder.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make a run folder in {parent} ({error.strerror}): choose another place by runs=FOLDER") from error
-    paths = RunPaths(root)
-    for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
-        folder.mkdir(mode=0o700)
     write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name, **asdict(origin)})
     return paths
 

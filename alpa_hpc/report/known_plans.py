@@ -44,8 +44,6 @@ def search_key(asked: Sequence[object]) -> str:
 def read_known(folder: Path, key: str) -> FoundPlan | None:
     """What the search of a key found, if that is known."""
     path = folder / f"{key}.json"
-    if not path.exists():
-        return None
     try:
         document = read_json(path)
         if not isinstance(document, dict) or document.get("sha256") != _digest(document):

@@ -41,10 +41,11 @@ def test_what_may_not_be_read_is_not_known(tmp_path: Path, monkeypatch: pytest.M
     assert read_known(tmp_path, KEY) is None
     write_known(tmp_path / "plans", KEY, FOUND)
 
-    def refuse(path: Path, encoding: str) -> None:
+    def refuse(path: Path, encoding: str = "") -> None:
         raise PermissionError(13, os.strerror(13), str(path))
 
     monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "exists", refuse)  # a folder that this user may not enter does not even tell that
     assert read_known(tmp_path / "plans", KEY) is None
 
 
@@ -52,3 +53,6 @@ def test_where_it_cannot_be_kept_the_run_goes_on(tmp_path: Path, capsys: pytest.
     (tmp_path / "plans").touch()
     write_known(tmp_path / "plans", KEY, FOUND)
     assert f"warning: nothing more is kept in {tmp_path}/plans (File exists)" in capsys.readouterr().err
+    (tmp_path / "folder" / f"{KEY}.json").mkdir(parents=True)
+    write_known(tmp_path / "folder", KEY, FOUND)
+    assert f"warning: nothing more is kept in {tmp_path}/folder (Is a directory)" in capsys.readouterr().err
