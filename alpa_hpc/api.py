@@ -178,7 +178,7 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
         ConfigError: `search.check_target` asks for code that this installation cannot compile.
     """
     check_compiler(search.check_target)
-    pricer = pricer_for(step, cluster, search)
+    pricer = pricer_for(step, cluster, search, SCHEDULES[schedule])
     found = modelled(pricer, find_candidates(step, cluster, search), search)
     _, plans = simulated(pricer, found, search, SCHEDULES[schedule])
     chosen = pick(plans, cluster)

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import ConfigError
+from alpa_hpc.launch.arguments import check_arguments, config_names, shipped_experiments
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
@@ -156,6 +157,7 @@ def compose_calibration(overrides: Sequence[str]) -> ExperimentConfig:
         "profiling.max_parallel=1",
         "launcher.chain=inside",
     )
+    check_arguments(overrides)
     try:
         return to_config(_composed((*overrides, *own)))
     except HydraException as error:
@@ -166,7 +168,7 @@ def _compose(name: str, overrides: Sequence[str]) -> Composed:
     try:
         return _composed((f"+experiment={name}", *overrides))
     except HydraException as error:
-        raise ConfigError(f"cannot compose experiment {name!r}: {_first_line(error)}. {_shipped_experiments()}") from error
+        raise ConfigError(f"cannot compose experiment {name!r}: {_first_line(error)}. {shipped_experiments()}") from error
 
 
 def _composed(overrides: Sequence[str]) -> Composed:
@@ -202,22 +204,12 @@ def _runs_folder(overrides: Sequence[str]) -> Path:
     return Path([default, *named][-1]).expanduser().absolute()
 
 
-def check_arguments(arguments: Iterable[str]) -> None:
-    """ConfigError for the spelling `experiment=NAME`: Hydra wants a plus there, and its own message does not name the experiments."""
-    for argument in arguments:
-        if argument.startswith("experiment="):
-            name = argument.partition("=")[2] or "NAME"
-            raise ConfigError(f"found {argument!r}, expected a plus before it: +experiment={name}. {_shipped_experiments()}")
-
-
 def to_config(composed: Composed) -> ExperimentConfig:
     """The checked, frozen form of a composed config; ConfigError if a value, or a combination of values, cannot work."""
     _refuse_unknown_keys(composed)
     missing = sorted(OmegaConf.missing_keys(composed))
     if "name" in missing:
-        raise ConfigError(
-            f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {_shipped_experiments()}"
-        )
+        raise ConfigError(f"no experiment was chosen: say +experiment=NAME, or give a run of your own a name=NAME. {shipped_experiments()}")
     if any(key.startswith("cluster.") and key != "cluster.name" for key in missing):
         if (path := calibrated_config(Path(composed.runs).expanduser().absolute(), composed.cluster.name)).exists():
             read_cluster(path)  # tells what is wrong with it
@@ -293,12 +285,8 @@ def _refuse_unknown_keys(composed: Composed) -> None:
         raise ConfigError(f"{key} cannot be set: {_first_line(error)}. Is it spelt right? --help lists all keys") from error
 
 
-def _shipped_experiments() -> str:
-    return "Shipped experiments: " + ", ".join(sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))
-
-
 def _known_clusters() -> str:
-    shipped = {path.stem for path in (config_folder() / "cluster").glob("*.yaml")}
+    shipped = set(config_names("cluster"))
     calibrated = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get("cluster", {})}
     return "Known clusters: " + ", ".join(sorted(shipped | calibrated))
 
@@ -339,7 +327,7 @@ def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
 def _build(hint: Any, value: Any, key: str) -> Any:
     """`value` (plain data of the twin's type) as an object of type `hint`; `key` says in errors where it stood."""
     if get_origin(hint) is tuple:
-        return tuple(value)
+        return _build_texts(value, key)
     if get_origin(hint) is dict:
         return dict(value)
     if dataclasses.is_dataclass(hint):
@@ -347,6 +335,13 @@ def _build(hint: Any, value: Any, key: str) -> Any:
     if issubclass(hint, enum.Enum):
         return _build_member(hint, value, key)
     return hint(value)
+
+
+def _build_texts(values: Sequence[Any], key: str) -> tuple[str, ...]:
+    odd = [value for value in values if not isinstance(value, str)]
+    if odd:
+        raise ConfigError(f"{key} has {odd[0]!r}, expected a list of texts alone, such as {key}=[a,b]: put one with commas in quotes")
+    return tuple(values)
 
 
 def _build_options(kind: type, values: Mapping[str, Any], key: str) -> Any:

@@ -93,7 +93,8 @@ def started(config: ExperimentConfig, launcher: Launcher, paths: RunPaths) -> bo
 def launcher_for(config: ExperimentConfig) -> Launcher:
     """The launcher that the config names."""
     measures = config.profiling.source is CostSource.MEASURED
-    size = RunSize(whole_cluster(config), config.training.num_steps, config.profiling.max_parallel if measures else 0)
+    num_parallel, stage_seconds = config.profiling.max_parallel if measures else 0, 60 * config.profiling.max_stage_minutes
+    size = RunSize(whole_cluster(config), config.training.num_steps, num_parallel, stage_seconds)
     has_gpus = config.site.platform is Platform.CUDA
     match config.launcher.kind:
         case LauncherKind.INPROCESS:
@@ -167,11 +168,11 @@ def plan_experiment(
     """Turn a layered step and a cluster into a checked parallel plan."""
     step, cluster, search = made.step, config.cluster, config.search
     candidates = watch.time("candidates", lambda: find_candidates(step, cluster, search))
-    pricer = pricer_for(step, cluster, search, read_solutions(paths.solutions))
+    schedule = SCHEDULES[config.schedule.kind]
+    pricer = pricer_for(step, cluster, search, schedule, read_solutions(paths.solutions))
     found = modelled(pricer, candidates, search, watch.time)
     profiler = StoreProfiler(paths, cost_store(config, paths), functools.partial(launcher.profile, paths), launcher.num_shares)
     refinement = watch.time("profile", lambda: refine(config, pricer, found, profiler))
-    schedule = SCHEDULES[config.schedule.kind]
     refinement, plans = watch.time("simulate", lambda: simulated(pricer, refinement, search, schedule))
     write_solutions(paths.solutions, pricer.learnt)
     chosen = pick(plans, cluster)

@@ -9,6 +9,7 @@ from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
 from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.launch.files import is_there
 from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
@@ -17,7 +18,7 @@ from alpa_hpc.plan.fit import made_for
 from alpa_hpc.planner.search import SCHEDULES, seconds_on
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.known_plans import search_key
-from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, shared_cores_seconds
+from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, iteration_flop, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.stages.options import with_layers_for
 from alpa_hpc.timed import Timed, untimed
@@ -57,7 +58,7 @@ def calibrated_twin(config: ExperimentConfig) -> ClusterSpec | None:
     if is_calibrated(described.name):
         return described
     path = calibrated_config(config.runs, calibrated_name(described.name))
-    if not path.exists():
+    if not is_there(path):
         return None
     found = read_cluster(path)
     is_alike = (found.num_nodes, found.devices_per_node) == (described.num_nodes, described.devices_per_node)
@@ -75,10 +76,12 @@ def predicted_here(config: ExperimentConfig, step: LayeredStep, record: Planning
 
 
 def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
-    """The key of all that decides what a search finds, or None where it is going to measure."""
+    """The key of all that decides what a search finds and what is told of it, or None where it is going to measure."""
     if config.profiling.source is CostSource.MEASURED:
         return None
-    asked = (config.model, config.training.batch_size, config.cluster, config.search, config.schedule)
+    batch = config.training.batch_size
+    flop = [iteration_flop(config.model, step, batch, remat=remat, count=counted_flop) for remat in (False, True)]
+    asked = (config.model, batch, config.cluster, config.search, config.schedule, flop)
     return search_key((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))
 
 

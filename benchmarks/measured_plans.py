@@ -219,7 +219,7 @@ def fastest(plans: Sequence[SimulatedPlan]) -> SimulatedPlan:
 def searched(made: Prepared, cluster: ClusterSpec, name: str, num_microbatches: int, runs: str) -> SimulatedPlan | None:
     search = config_for(cluster.name, num_microbatches, runs, f"search={name}", "search.remat=search").search
     try:
-        pricer = pricer_for(made.step, cluster, search, {})
+        pricer = pricer_for(made.step, cluster, search, SCHEDULES[ScheduleKind.ONE_F_ONE_B])
         partitions = modelled(pricer, find_candidates(made.step, cluster, search), search).partitions
     except InfeasibleError:
         return None

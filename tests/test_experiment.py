@@ -17,6 +17,7 @@ from alpa_hpc.experiment import run
 from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
+from alpa_hpc.models.gpt import GPT
 from alpa_hpc.training.metrics import read_metrics
 from alpa_hpc.verify import target
 
@@ -122,6 +123,15 @@ def test_another_search_is_made(tmp_path: Path, change: str) -> None:
     asked = ["mode=plan", f"runs={tmp_path}"]
     runs = [RunPaths(run(compose_experiment("quickstart", [*TINY, *asked, *more]))) for more in ([], [change])]
     assert [read_json(paths.planning)["searched_by"] for paths in runs] == [str(paths.root) for paths in runs]
+
+
+def test_a_model_whose_formula_of_flop_has_changed_is_told_by_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [*TINY, "mode=plan", f"runs={tmp_path}"]
+    first = RunPaths(run(compose_experiment("quickstart", asked)))
+    monkeypatch.setattr(GPT, "iteration_flops", lambda _model, batch_size, remat: 7.0 * batch_size + remat)
+    second = RunPaths(run(compose_experiment("quickstart", asked)))
+    assert read_json(second.planning)["iteration_flop"] in (14.0, 15.0)
+    assert second.plan.read_text() == first.plan.read_text()
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"gap"', '"gab"'), lambda _: "[]", lambda _: "\0"])

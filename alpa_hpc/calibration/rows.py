@@ -18,7 +18,7 @@ import numpy as np
 from alpa_hpc.calibration.trials import CollectiveTrial, MessageTrial, Pass, PassTrial, Precision, ProductTrial, Trial
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.errors import StoreError
-from alpa_hpc.profiling.shards import check_signature, read_files, write_file
+from alpa_hpc.profiling.shards import check_signature, is_changed, read_files, write_file
 from alpa_hpc.profiling.store import median_seconds, relative_spread
 from alpa_hpc.sharding.resharding import CollectiveKind
 
@@ -74,7 +74,7 @@ class Calibration:
 
 def write_calibration(folder: Path, calibration: Calibration) -> Path:
     """Write a calibration as a new shard of `folder` and return its path; it appears whole or not at all."""
-    return write_file(folder, lambda path: _write(path, calibration))
+    return write_file(folder, lambda file: _fill(file, calibration))
 
 
 def newest_calibration(folder: Path, key: str) -> Calibration | None:
@@ -83,23 +83,22 @@ def newest_calibration(folder: Path, key: str) -> Calibration | None:
     return max(found, key=lambda one: one.time_unix, default=None)
 
 
-def _write(path: Path, calibration: Calibration) -> None:
-    with h5py.File(path, "w", locking="best-effort") as file:
-        file.attrs.update({"format": FORMAT, "version": VERSION, "sha256": _digest(calibration.rows)})
-        file.attrs.update({name: getattr(calibration, name) for name in ("key", "cluster", "nodes", "versions")})
-        file.attrs["unit"] = (
-            "seconds: one value a repeat; num_bytes: bytes; rows, width: numbers of elements; time_unix: seconds since 1970"
-        )
-        for number, row in enumerate(calibration.rows):
-            group = file.create_group(f"{number:04d}")
-            group.attrs.update({"label": row.trial.label, **row_fields(row)})
-            group.attrs.update({"median_seconds": row.median, "relative_spread": relative_spread(row.seconds)})
-            group.create_dataset("seconds", data=np.asarray(row.seconds, np.float64)).attrs["unit"] = "seconds"
+def _fill(file: h5py.File, calibration: Calibration) -> None:
+    file.attrs.update({"format": FORMAT, "version": VERSION, "sha256": _digest(calibration.rows)})
+    file.attrs.update({name: getattr(calibration, name) for name in ("key", "cluster", "nodes", "versions")})
+    file.attrs["unit"] = "seconds: one value a repeat; num_bytes: bytes; rows, width: numbers of elements; time_unix: seconds since 1970"
+    for number, row in enumerate(calibration.rows):
+        group = file.create_group(f"{number:04d}")
+        group.attrs.update({"label": row.trial.label, **row_fields(row)})
+        group.attrs.update({"median_seconds": row.median, "relative_spread": relative_spread(row.seconds)})
+        group.create_dataset("seconds", data=np.asarray(row.seconds, np.float64)).attrs["unit"] = "seconds"
 
 
 def _read(path: Path) -> Calibration | None:
     """The calibration of a shard, or None where it is damaged."""
     check_signature(path)
+    if is_changed(path):
+        return None
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
@@ -108,7 +107,7 @@ def _read(path: Path) -> Calibration | None:
             digest = str(file.attrs["sha256"])
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError):
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError):
         return None
     return Calibration(**texts, rows=rows) if digest == _digest(rows) else None
 

@@ -1,5 +1,6 @@
 """Hardware as data: devices, links, nodes, and the rectangles of devices that stages run on."""
 
+import math
 from dataclasses import dataclass
 
 from alpa_hpc.errors import ConfigError
@@ -13,8 +14,8 @@ class Link:
     latency: float
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth > 0 and self.latency >= 0):
-            raise ConfigError(f"link needs bandwidth > 0 and latency >= 0, found {self.bandwidth} B/s, {self.latency} s")
+        if not (self.bandwidth > 0 and 0 <= self.latency < math.inf):
+            raise ConfigError(f"link needs bandwidth > 0 and a finite latency >= 0, found {self.bandwidth} B/s, {self.latency} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         rates = (self.memory, self.flops_32bit, self.flops_16bit, self.memory_bandwidth)
-        if min(rates) <= 0 or not 0 < self.efficiency <= 1:
-            raise ConfigError(f"device {self.kind!r} needs positive memory and rates and 0 < efficiency <= 1, found {self}")
+        if not all(0 < rate < math.inf for rate in rates) or not 0 < self.efficiency <= 1:
+            raise ConfigError(f"device {self.kind!r} needs positive, finite memory and rates and 0 < efficiency <= 1, found {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from alpa_hpc.commands.find import add_run_arguments, find_run
 from alpa_hpc.commands.text import write_table
 from alpa_hpc.errors import LaunchError
-from alpa_hpc.launch.files import read_json
+from alpa_hpc.launch.files import fields_of, read_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.launch.views import view_run
 from alpa_hpc.report.explain import STAGE_HEADERS, overview_lines, runner_up_lines, stage_table
@@ -31,15 +31,17 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--node NAME is a node of a layer: say which by --layer N")
     paths = find_run(asked.run, asked.runs)
     result = read_json(paths.result) if paths.result.exists() else {}
-    if "infeasible" in result:
-        write_infeasible(paths, result, sys.stdout)
-        return 1
+    with fields_of(paths.result):
+        if "infeasible" in result:
+            write_infeasible(paths, result, sys.stdout)
+            return 1
     if not paths.planning.exists():
         view = view_run(paths)
         raise LaunchError(f"{paths.root} has no plan: the run is {view.phase.value}{f' ({view.reason})' if view.reason else ''}")
     planning = read_json(paths.planning)
     if asked.layer is None:
-        write_plan(paths, planning, sys.stdout)
+        with fields_of(paths.planning):
+            write_plan(paths, planning, sys.stdout)
     else:
         from alpa_hpc.commands.explain_layer import write_layer  # late: it traces the model, and takes jax to do so
 
@@ -52,9 +54,9 @@ def write_plan(paths: RunPaths, planning: dict[str, Any], stream: TextIO) -> Non
     lines = [f"run         {paths.root}", f"experiment  {paths.name}", *overview_lines(planning)]
     if planning.get("searched_by", str(paths.root)) != str(paths.root):
         lines.append(f"searched by {planning['searched_by']}, which was asked the same")
+    stages, lost = stage_table(planning), runner_up_lines(planning)
     stream.write("\n".join(lines) + "\n\n")
-    write_table(STAGE_HEADERS, stage_table(planning), stream)
-    lost = runner_up_lines(planning)
+    write_table(STAGE_HEADERS, stages, stream)
     stream.write("\nwhat lost, and why:\n" + "\n".join(lost) + "\n" if lost else "\nno other plan was compared\n")
 
 

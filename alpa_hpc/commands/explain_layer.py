@@ -7,6 +7,7 @@ from alpa_hpc.commands.text import write_table
 from alpa_hpc.config import load_config
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.launch.files import fields_of
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.parts import prepared
 from alpa_hpc.plan.plan import ParallelPlan
@@ -27,8 +28,10 @@ def write_layer(paths: RunPaths, planning: Mapping[str, Any], index: int, node: 
     """Write the strategies of layer `index` of a run's plan, or what the others at one of its nodes would have cost."""
     config, plan = load_config(paths.config), read_plan(paths)
     number = stage_with(plan, index)
-    row = chosen_plan(planning)["stages"][number]
-    header = f"run         {paths.root}\nlayer       {index}, of stage {number}: {stage_words(row)}\n\n"
+    with fields_of(paths.planning):
+        row = chosen_plan(planning)["stages"][number]
+        words = stage_words(row)
+    header = f"run         {paths.root}\nlayer       {index}, of stage {number}: {words}\n\n"
     step, stage = prepared(config).step, plan.stages[number]
     layers = stage_of_plan(stage, plan.strategy_table, step, config.cluster).layers
     place = index - stage.start

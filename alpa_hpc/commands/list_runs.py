@@ -65,8 +65,8 @@ def _row(root: Path, ask: Ask) -> tuple[str, ...]:
     begun = ago((root / "run.json").stat().st_mtime)
     try:
         view = view_run(open_run(root), ask)
+        overrides = " ".join(run_origin(view.paths).overrides)
     except AlpaError as error:
         return (root.name, root.parent.name, RunPhase.UNKNOWN.value, "", begun, "", str(error).partition("\n")[0])
-    overrides = " ".join(run_origin(view.paths).overrides)
     progress = read_progress(view.paths.metrics, view.settings.num_steps)
     return (root.name, root.parent.name, view.phase.value, progress.describe(), begun, overrides, view.reason)

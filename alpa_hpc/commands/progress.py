@@ -32,6 +32,7 @@ def read_progress(metrics: Path, num_steps: int) -> Progress:
             stream.seek(max(0, metrics.stat().st_size - TAIL_BYTES))
             whole, _, _ = stream.read().rpartition(b"\n")  # what stands after it is still being written
         figures: dict[str, Any] = json.loads(whole.rpartition(b"\n")[2])
-        return Progress(int(figures["step"]), num_steps, {name: value for name, value in figures.items() if name != "step"})
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        numbers = {name: float(value) for name, value in figures.items() if name != "step"}
+        return Progress(int(figures["step"]), num_steps, numbers)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Progress(0, num_steps, {})

@@ -7,13 +7,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from alpa_hpc.commands.find import add_run_arguments, find_run
 from alpa_hpc.commands.progress import Progress, read_progress
 from alpa_hpc.commands.text import ago, duration, write_table
+from alpa_hpc.errors import StoreError
 from alpa_hpc.launch.evidence import JobPhase, JobView
-from alpa_hpc.launch.files import read_json
+from alpa_hpc.launch.files import fields_of, read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.views import RunPhase, RunView, view_run
 from alpa_hpc.report.words import chosen_words
@@ -61,7 +63,7 @@ def write_status(view: RunView, progress: Progress, stream: TextIO) -> None:
     stream.write(f"experiment  {view.paths.name}, launcher {view.settings.launcher.value}\n")
     stream.write(f"state       {view.phase.value}{reason}\n")
     if view.paths.planning.exists():
-        stream.write(f"plan        {chosen_words(read_json(view.paths.planning))}\n")
+        stream.write(f"plan        {_plan_words(view.paths.planning)}\n")
     if progress.step:
         stream.write(f"training    {progress.describe()}\n")
     for line in view.torn:
@@ -72,6 +74,16 @@ def write_status(view: RunView, progress: Progress, stream: TextIO) -> None:
     failed = first_failure(view)
     if failed is not None:
         stream.write(f"\n{view.paths.job_name(failed.kind, failed.task)} failed first, in its own words:\n{failed.account}\n")
+
+
+def _plan_words(planning: Path) -> str:
+    """The plan in a line, or why it cannot be told: what else is known stands all the same."""
+    try:
+        found = read_json(planning)
+        with fields_of(planning):
+            return chosen_words(found)
+    except StoreError as error:
+        return f"cannot be told: {error}"
 
 
 def first_failure(view: RunView) -> JobView | None:

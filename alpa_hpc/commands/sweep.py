@@ -9,8 +9,8 @@ from typing import Any, TextIO
 from alpa_hpc.commands.find import all_roots
 from alpa_hpc.commands.text import write_table
 from alpa_hpc.errors import AlpaError
-from alpa_hpc.launch.files import read_json
-from alpa_hpc.launch.paths import open_run, run_origin
+from alpa_hpc.launch.files import fields_of, read_json
+from alpa_hpc.launch.paths import Origin, open_run, run_origin
 from alpa_hpc.launch.queue import QueueState
 from alpa_hpc.launch.sweeps import Refused, Sweep
 from alpa_hpc.launch.views import RunPhase, RunView, view_run
@@ -56,8 +56,8 @@ def sweep_rows(sweep: Sweep, runs: Path, ask: Ask) -> dict[int, Row]:
     """The rows by their numbers in the sweep; those that were not begun have none."""
     rows = {number: _refused_row(refused) for number, refused in sweep.refused.items()}
     for root in all_roots(runs):
-        origin = run_origin(open_run(root)) if _is_part(root, sweep) else None
-        if origin is not None:
+        origin = _origin(root)
+        if origin is not None and origin.sweep == sweep.id:
             rows[origin.number] = _run_row(root, origin.overrides, ask)
     return rows
 
@@ -73,12 +73,12 @@ def counts_words(total: int, states: Sequence[str]) -> str:
     return f"{total} runs: {', '.join(words)}"
 
 
-def _is_part(root: Path, sweep: Sweep) -> bool:
-    """Whether a run is one of the sweep; a marker that cannot be read is none of any."""
+def _origin(root: Path) -> Origin | None:
+    """How a run came about; None where its marker cannot be read: then it is a part of no sweep."""
     try:
-        return read_json(root / "run.json").get("sweep") == sweep.id
-    except (AlpaError, AttributeError):
-        return False
+        return run_origin(open_run(root))
+    except AlpaError:
+        return None
 
 
 def _refused_row(refused: Refused) -> Row:
@@ -91,10 +91,11 @@ def _run_row(root: Path, overrides: tuple[str, ...], ask: Ask) -> Row:
     try:
         view = view_run(open_run(root), ask)
         result: dict[str, Any] = read_json(view.paths.result) if view.paths.result.exists() else {}
+        with fields_of(view.paths.result):
+            state, reason = _state(view, result)
+            figures = _figures(result) if "planning" in result else NO_FIGURES
     except AlpaError as error:
         return Row(root.parent.name, "", RunPhase.UNKNOWN.value, NO_FIGURES, root.name, overrides, str(error).partition("\n")[0])
-    state, reason = _state(view, result)
-    figures = _figures(result) if "planning" in result else NO_FIGURES
     return Row(root.parent.name, view.settings.search, state, figures, root.name, overrides, reason)
 
 

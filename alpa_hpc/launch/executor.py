@@ -36,6 +36,7 @@ class Submitted:
     task: int
     job: "submitit.Job[None]"
     deadline: float
+    seconds: float  # from its submission to the deadline
 
     @property
     def log(self) -> Path:
@@ -93,7 +94,7 @@ def _submit(kind: JobKind, paths: RunPaths, task: int, timeout_seconds: float) -
     executor.update_parameters(timeout_min=minutes, signal_delay_s=0, stderr_to_stdout=True)
     with deaf_to_ctrl_c():
         job = executor.submit(become_job_script, kind, str(paths.root), task)
-    return Submitted(kind, task, job, deadline=time.monotonic() + timeout_seconds)
+    return Submitted(kind, task, job, deadline=time.monotonic() + timeout_seconds, seconds=timeout_seconds)
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def _ended(submitted: Submitted, paths: RunPaths) -> JobOutcome | None:
         if time.monotonic() <= submitted.deadline:
             return None
         _stop(submitted)
-        return Died(_with_log("took longer than it was given and was stopped", submitted.log))
+        return Died(_with_log(f"took longer than the {submitted.seconds / 60:.3g} minutes it was given and was stopped", submitted.log))
     outcome = outcome_of(status)
     if status is not None and status.state is not JobState.RUNNING:
         return outcome

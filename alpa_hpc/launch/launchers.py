@@ -21,11 +21,23 @@ DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """What a launcher must know of a run: the training job's devices, its steps, and how many profiling tasks run at a time (0: none)."""
+    """What a launcher must know of a run.
+
+    devices:       those of the training job
+    num_steps:     its steps
+    max_parallel:  how many profiling tasks run at a time (0: none)
+    stage_seconds: how long a profiling task may take for each of its requests
+    """
 
     devices: Submesh
     num_steps: int
     max_parallel: int
+    stage_seconds: float = DAY_SECONDS
+
+    def task_seconds(self, tasks: Sequence[ProfileTask]) -> float:
+        """How long each of these profiling tasks may take; a calibration has no requests, and a day."""
+        most = max((len(task.requests) for task in tasks), default=0)
+        return min(self.stage_seconds * most, DAY_SECONDS) if most else DAY_SECONDS
 
 
 def refuse_cancelled(paths: RunPaths) -> None:
@@ -153,7 +165,8 @@ class LocalLauncher:
     def profile(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> Mapping[int, JobOutcome]:
         """See Launcher."""
         numbers = [task.number for task in tasks]
-        return run_tasks(JobKind.PROFILE, paths, numbers, max_parallel=self.size.max_parallel, timeout_seconds=DAY_SECONDS)
+        seconds = self.size.task_seconds(tasks)
+        return run_tasks(JobKind.PROFILE, paths, numbers, max_parallel=self.size.max_parallel, timeout_seconds=seconds)
 
     def scripts(self, paths: RunPaths) -> str:
         """See Launcher."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpa_hpc.errors import ConfigError, LaunchError, StoreError
-from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.files import fields_of, read_json, write_json
 
 FORMAT = "alpa_hpc run"
 VERSION = 1
@@ -177,12 +177,11 @@ def new_run(base: Path, name: str, origin: Origin = ALONE) -> RunPaths:
     parent = base.expanduser().absolute() / name
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        root = _unique_folder(parent)
+        paths = RunPaths(_unique_folder(parent))
+        for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
+            folder.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make a run folder in {parent} ({error.strerror}): choose another place by runs=FOLDER") from error
-    paths = RunPaths(root)
-    for folder in (paths.status_folder, paths.logs, paths.profile_folder, paths.submission_folder):
-        folder.mkdir(mode=0o700)
     write_json(paths.marker, {"format": FORMAT, "version": VERSION, "name": name, **asdict(origin)})
     return paths
 
@@ -190,8 +189,9 @@ def new_run(base: Path, name: str, origin: Origin = ALONE) -> RunPaths:
 def run_origin(paths: RunPaths) -> Origin:
     """How a run came about, as far as its marker tells."""
     marker = read_json(paths.marker)
-    overrides = tuple(str(word) for word in marker.get("overrides", ()))
-    return Origin(overrides, str(marker.get("sweep", "")), int(marker.get("number", 0)))
+    with fields_of(paths.marker):
+        overrides = tuple(str(word) for word in marker.get("overrides", ()))
+        return Origin(overrides, str(marker.get("sweep", "")), int(marker.get("number", 0)))
 
 
 def open_run(root: Path) -> RunPaths:

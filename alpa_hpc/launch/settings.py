@@ -37,5 +37,5 @@ def read_settings(paths: RunPaths) -> RunSettings:
         return RunSettings(kind, jobs, num_steps, str(config.get("search", {}).get("name", "")))
     except FileNotFoundError:
         raise StoreError(f"{paths.config} is not there: the command that started this run was stopped before it began") from None
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, ValueError) as error:
+    except (yaml.YAMLError, OSError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StoreError(f"{paths.config} is not a config of this version of alpa_hpc ({type(error).__name__}: {error})") from error

@@ -15,7 +15,7 @@ from alpa_hpc.errors import LaunchError
 from alpa_hpc.launch.batch import Allocation, BatchJob, batch_script
 from alpa_hpc.launch.executor import run_tasks
 from alpa_hpc.launch.follow import Watch, follow_job, wait_for_tasks
-from alpa_hpc.launch.launchers import DAY_SECONDS, RunSize, refuse_cancelled
+from alpa_hpc.launch.launchers import RunSize, refuse_cancelled
 from alpa_hpc.launch.mpirun import check_can_launch_elsewhere, refuse_root
 from alpa_hpc.launch.options import Chain, LauncherOptions, SlurmOptions
 from alpa_hpc.launch.outcome import JobOutcome, NotStarted
@@ -128,9 +128,10 @@ class SlurmLauncher:
 
     def _profile_inside(self, paths: RunPaths, tasks: Sequence[ProfileTask]) -> dict[int, JobOutcome]:
         small = [task.number for task in tasks if task.submesh == ONE_PROCESS]
+        seconds = self.size.task_seconds(tasks)
         alone = f"with launcher.chain={self.options.chain.value} only the planning job measures, on one device"
         outcomes: dict[int, JobOutcome] = {task.number: NotStarted(alone) for task in tasks if task.number not in small}
-        return outcomes | run_tasks(JobKind.PROFILE, paths, small, max_parallel=self.size.max_parallel, timeout_seconds=DAY_SECONDS)
+        return outcomes | run_tasks(JobKind.PROFILE, paths, small, max_parallel=self.size.max_parallel, timeout_seconds=seconds)
 
     def _submit(self, paths: RunPaths, job: BatchJob) -> tuple[Submission, ...]:
         refuse_cancelled(paths)

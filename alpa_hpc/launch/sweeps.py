@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alpa_hpc.errors import AlpaError, InfeasibleError, LaunchError
-from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.files import fields_of, read_json, write_json
 
 SWEEPS = ".sweeps"
 MAX_SHOWN = 6
@@ -71,5 +71,10 @@ def _read(folder: Path) -> Sweep:
     refused: dict[int, Refused] = {}
     for path in folder.glob("refused-*.json"):
         note = read_json(path)
-        refused[int(path.stem.removeprefix("refused-"))] = Refused(tuple(note["overrides"]), note["reason"], note["missing_bytes"])
-    return Sweep(folder.name, int(read_json(folder / "sweep.json")["total"]), refused)
+        with fields_of(path):
+            overrides, missing = tuple(map(str, note["overrides"])), float(note["missing_bytes"])
+            refused[int(path.stem.removeprefix("refused-"))] = Refused(overrides, str(note["reason"]), missing)
+    path = folder / "sweep.json"
+    sweep = read_json(path)
+    with fields_of(path):
+        return Sweep(folder.name, int(sweep["total"]), refused)

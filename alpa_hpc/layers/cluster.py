@@ -59,7 +59,7 @@ def cluster_equations(
 def _limits(reads: Reads, work: Floats, num_layers: int, imbalance: float) -> tuple[Limits, int]:
     """The FLOP limits that can be met, and the smallest largest C under them."""
     average = float(work.sum()) / num_layers
-    most = (1 + imbalance) * max(average, float(work.max()))
+    most = (1 + imbalance) * max(average, float(work.max())) if work.any() else 0.0  # any number of times nothing is nothing
     for least in (average / (1 + imbalance), 0.0):
         limits = flop_limits(_before(work), num_layers, least, most)
         most_bytes = smallest_bottleneck(reads, limits)

@@ -16,10 +16,12 @@ from alpa_hpc.baselines.restrict import restrict_to
 from alpa_hpc.baselines.restriction import DATA_PARALLEL, FREE, MEGATRON, Restriction
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.runtime.schedule import AbstractSchedule
 from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.sharding.solved import Solved, SolvedRuns
 from alpa_hpc.stages.candidate import CandidateOptions, StageCandidate, balanced, enumerate_candidates
 from alpa_hpc.stages.cost_table import Cell, CostTable, StageOption
+from alpa_hpc.stages.objective import InFlight
 from alpa_hpc.stages.options import Partitions, RematChoice, SearchOptions, Strategies
 from alpa_hpc.stages.pricing import StagePricer, layer_flop
 
@@ -40,14 +42,29 @@ class Family:
     candidates: tuple[StageCandidate, ...]
 
 
-def pricer_for(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, known: Mapping[str, Solved] = NOTHING_KNOWN) -> StagePricer:
+def pricer_for(
+    step: LayeredStep,
+    cluster: ClusterSpec,
+    search: SearchOptions,
+    schedule: AbstractSchedule,
+    known: Mapping[str, Solved] = NOTHING_KNOWN,
+) -> StagePricer:
     """A pricer of stages whose strategies are those that the search allows; `known` is of use where it allows all."""
     general, restriction = (
         SolverOptions(time_limit_seconds=search.solver_seconds, table_cap=search.table_cap),
         RESTRICTIONS[search.strategies],
     )
     solved = SolvedRuns(known if restriction == FREE else NOTHING_KNOWN)
-    return StagePricer(step, cluster, restrict_to(restriction, step), general, solved)
+    return StagePricer(step, cluster, restrict_to(restriction, step), general, solved, in_flight_of(schedule))
+
+
+def in_flight_of(schedule: AbstractSchedule) -> InFlight:
+    """A schedule's count of microbatches in flight, as the stage DP asks for it: by the stages from one to the end."""
+
+    def in_flight(stages_to_end: int, num_microbatches: int) -> int:
+        return schedule.max_in_flight(0, stages_to_end, num_microbatches)
+
+    return in_flight
 
 
 @lru_cache(maxsize=16)

@@ -93,7 +93,7 @@ def propose(pricer: StagePricer, table: CostTable, search: SearchOptions, eviden
     while True:
         current = corrected(pricer, table, evidence)
         try:
-            partitions = timed("stage_dp", partial(best_partitions, current, pricer.cluster, pricer.step, search))
+            partitions = timed("stage_dp", partial(best_partitions, pricer, current, search))
         except InfeasibleError as error:
             asked = all_bounds(current)  # what is missing is told by what stages really need
             if not asked:

@@ -95,16 +95,18 @@ def _too_large(step: LayeredStep, cluster: ClusterSpec, most_devices: int) -> In
     )
 
 
-def best_partitions(table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions) -> tuple[StagePartition, ...]:
+def best_partitions(pricer: StagePricer, table: CostTable, search: SearchOptions) -> tuple[StagePartition, ...]:
     """The best partitions of all families by the stage DP, best first; none that the search allows goes below their bound.
 
     Raises InfeasibleError where there is none; of several families it tells what the nearest one lacks.
     """
-    outcomes = partitions_by_family(table, cluster, step, search)
+    outcomes = partitions_by_family(pricer, table, search)
     found = [one for outcome in outcomes.values() if not isinstance(outcome, InfeasibleError) for one in outcome]
     if not found:
         refusals = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
         name, nearest = min(refusals.items(), key=lambda item: item[1].missing_bytes or float("inf"))
+        if not nearest.missing_bytes:
+            raise InfeasibleError(_no_division(pricer.step, pricer.cluster, search)) from nearest
         among = f" (the nearest of {len(refusals)} ways: {name})" if len(refusals) > 1 else ""
         raise InfeasibleError(f"{nearest}{among}", nearest.missing_bytes) from nearest
     bound = min(one.lower_bound for one in found)
@@ -113,27 +115,32 @@ def best_partitions(table: CostTable, cluster: ClusterSpec, step: LayeredStep, s
 
 
 def partitions_by_family(
-    table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions
+    pricer: StagePricer, table: CostTable, search: SearchOptions
 ) -> Mapping[str, tuple[StagePartition, ...] | InfeasibleError]:
     """For each family, by name, its best partitions, or why it has none."""
-    found = families(step, cluster, search)
-    return {one.name: _partitions(table if len(found) == 1 else of_family(table, one), cluster, step, search) for one in found}
+    found = families(pricer.step, pricer.cluster, search)
+    return {one.name: _partitions(pricer, table if len(found) == 1 else of_family(table, one), search.num_best) for one in found}
 
 
-def refused_families(table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions) -> Mapping[str, InfeasibleError]:
+def refused_families(pricer: StagePricer, table: CostTable, search: SearchOptions) -> Mapping[str, InfeasibleError]:
     """Of several families, by name, those in which nothing fits, and what they lack."""
-    if len(families(step, cluster, search)) == 1:
+    if len(families(pricer.step, pricer.cluster, search)) == 1:
         return {}
-    outcomes = partitions_by_family(table, cluster, step, search)
+    outcomes = partitions_by_family(pricer, table, search)
     return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
 
 
-def _partitions(
-    table: CostTable, cluster: ClusterSpec, step: LayeredStep, search: SearchOptions
-) -> tuple[StagePartition, ...] | InfeasibleError:
-    memory = float(cluster.device.memory)
+def _partitions(pricer: StagePricer, table: CostTable, num_best: int) -> tuple[StagePartition, ...] | InfeasibleError:
+    cluster, num_microbatches = pricer.cluster, pricer.step.num_microbatches
     try:
-        return partition_stages(table, cluster, num_microbatches=step.num_microbatches, memory_limit=memory, num_best=search.num_best)
+        return partition_stages(
+            table,
+            cluster,
+            num_microbatches=num_microbatches,
+            memory_limit=float(cluster.device.memory),
+            num_best=num_best,
+            in_flight=pricer.in_flight,
+        )
     except InfeasibleError as error:
         return error
 

@@ -11,7 +11,6 @@ from alpa_hpc.planner.evidence import Evidence
 from alpa_hpc.planner.refine import Refinement, settle, signature
 from alpa_hpc.planner.search import SimulatedPlan, simulate_partition
 from alpa_hpc.runtime.schedule import AbstractSchedule
-from alpa_hpc.stages.objective import one_forward_one_backward
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
 
@@ -46,7 +45,7 @@ def _with_peaks(pricer: StagePricer, evidence: Evidence, plans: Sequence[Simulat
     for plan in plans:
         stages = plan.partition.stages
         for place, (choice, peak) in enumerate(zip(stages, plan.stage_bytes, strict=True)):
-            held = one_forward_one_backward(len(stages) - place, pricer.step.num_microbatches)
+            held = pricer.in_flight(len(stages) - place, pricer.step.num_microbatches)
             one, missed = signature(pricer, choice), peak - choice.option.peak_bytes(held)  # beyond what the stage DP counts
             if peak > pricer.cluster.device.memory and missed > 0:
                 known = looks[one].workspace_bytes

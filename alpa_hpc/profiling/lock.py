@@ -13,7 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-STALE_SECONDS = 900.0  # an owner on another host cannot be asked; nothing done under a lock takes nearly this long
+_NO_PID = 1 << 31  # the kernel numbers processes below it
+STALE_SECONDS = 900.0  # nothing done under a lock takes nearly this long
 
 
 @contextmanager
@@ -29,8 +30,11 @@ def holding_lock(path: Path) -> Generator[bool]:
 
 
 def owner_is_gone(host: str, pid: int, *, age_seconds: float) -> bool:
-    """Whether a file of process `pid` on `host` was left behind: the process is dead, or on another host and the file is old."""
-    if host != socket.gethostname():
+    """Whether a file of process `pid` on `host` was left behind: it is old, or the process was one of this host and is dead.
+
+    A process that lives proves little once the file is old: its number may have gone to another one.
+    """
+    if age_seconds > STALE_SECONDS or host != socket.gethostname() or not 0 < pid < _NO_PID:
         return age_seconds > STALE_SECONDS
     try:
         os.kill(pid, 0)
@@ -61,14 +65,17 @@ def _break_if_abandoned(path: Path) -> None:
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # a rename, so that only one of several breakers removes it
         try:
             path.rename(aside)
-        except FileNotFoundError:
-            return
-        aside.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
+        except OSError:
+            return  # another breaker has it, or it is not for us to take away: then it stays held
 
 
 def _owner(path: Path) -> tuple[str, int]:
+    """The host and process that a lock names; nobody where that cannot be told, and only its age does."""
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
         return str(owner["host"]), int(owner["pid"])
-    except json.JSONDecodeError:
-        return "", 0  # its owner has not written its name yet, or died doing so: only age tells
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return "", 0  # its owner has not written its name yet, or died doing so; or another user's, or no file of ours

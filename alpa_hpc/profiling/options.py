@@ -34,6 +34,7 @@ class ProfilingOptions:
     max_parallel:        profiling tasks that run at a time; where they share a machine, each needs cores of its own, or the timings would
                          be each other's
     max_pending_minutes: minutes that a measurement may wait in a queue; then its candidates keep their analytic costs
+    max_stage_minutes:   minutes that a candidate may take to be compiled and timed; then it has failed (Slurm's own limit ends arrays)
     repeats:             timed runs of one candidate, after some that warm up
     store:               folder of the cost store, or empty: the one that all runs under the same `runs` folder share
     """
@@ -44,6 +45,7 @@ class ProfilingOptions:
     tasks_per_round: int
     max_parallel: int
     max_pending_minutes: float
+    max_stage_minutes: float
     repeats: int
     store: str
 
@@ -51,5 +53,6 @@ class ProfilingOptions:
         for name in ("max_rounds", "tasks_per_round", "max_parallel", "repeats"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1 (profiling.source=analytic turns measuring off)")
-        if not self.max_pending_minutes > 0:
-            raise ConfigError(f"max_pending_minutes is {self.max_pending_minutes}, expected more than 0")
+        for name in ("max_pending_minutes", "max_stage_minutes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")

@@ -5,14 +5,16 @@ It is a cache: a shard that cannot be read counts as missing, and is deleted by 
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from alpa_hpc.profiling.cache import keeping
 from alpa_hpc.profiling.lock import holding_lock
-from alpa_hpc.profiling.shards import clear_abandoned, read_files, shard_paths, write_file
+from alpa_hpc.profiling.shards import clear_abandoned, is_changed, read_files, shard_paths, write_file
 from alpa_hpc.sharding.build import SpecSpace
 from alpa_hpc.sharding.solved import Solved, StageValue
 
@@ -31,11 +33,12 @@ def read_solutions(folder: Path) -> Rows:
 
 
 def write_solutions(folder: Path, rows: Rows) -> None:
-    """Add rows as a shard of their own, if there are any, and merge shards once they are many."""
-    if rows:
-        write_file(folder, lambda path: _write(path, rows))
-    if len(shard_paths(folder)) > MOST_SHARDS:
-        _compact(folder)
+    """Add rows as a shard of their own, if there are any, and merge shards once they are many; where the folder cannot be written, not."""
+    with keeping(folder):
+        if rows:
+            write_file(folder, lambda file: _fill(file, rows))
+        if len(shard_paths(folder)) > MOST_SHARDS:
+            _compact(folder)
 
 
 def _compact(folder: Path) -> None:
@@ -44,28 +47,30 @@ def _compact(folder: Path) -> None:
             clear_abandoned(folder)
             shards = read_files(folder, _read)
             rows = {key: solved for shard in shards.values() if shard for key, solved in shard.items()}
-            merged = write_file(folder, lambda path: _write(path, rows))
+            merged = write_file(folder, lambda file: _fill(file, rows))
             for path in shards.keys() - {merged}:
-                path.unlink(missing_ok=True)
+                with suppress(IsADirectoryError):  # somebody else's, whatever its name
+                    path.unlink(missing_ok=True)
 
 
-def _write(path: Path, rows: Rows) -> None:
+def _fill(file: h5py.File, rows: Rows) -> None:
     keys = sorted(rows)
     numbers = np.array([(rows[key].value.seconds, rows[key].value.fixed_bytes, rows[key].value.inflight_bytes) for key in keys])
     narrow = np.array([rows[key].space is SpecSpace.NARROW for key in keys])
-    with h5py.File(path, "w", locking="best-effort") as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = VERSION
-        file.create_dataset("key", data=np.array(keys, dtype="S32"))
-        for column, (name, unit) in enumerate(_UNITS.items()):
-            file.create_dataset(name, data=numbers[:, column]).attrs["unit"] = unit
-        file.create_dataset("narrow", data=narrow).attrs["meaning"] = "searched without specs that split awkward dims"
-        file.attrs["sha256"] = _digest(keys, numbers, narrow)
+    file.attrs["format"] = FORMAT
+    file.attrs["version"] = VERSION
+    file.create_dataset("key", data=np.array(keys, dtype="S32"))
+    for column, (name, unit) in enumerate(_UNITS.items()):
+        file.create_dataset(name, data=numbers[:, column]).attrs["unit"] = unit
+    file.create_dataset("narrow", data=narrow).attrs["meaning"] = "searched without specs that split awkward dims"
+    file.attrs["sha256"] = _digest(keys, numbers, narrow)
 
 
 def _read(path: Path) -> Rows | None:
     """The rows of a shard, or None where it is not whole, or not ours."""
     try:
+        if is_changed(path):
+            return None
         with h5py.File(path, "r", locking="best-effort") as file:
             if (file.attrs.get("format"), file.attrs.get("version")) != (FORMAT, VERSION):
                 return None

@@ -18,8 +18,9 @@ import h5py
 import numpy as np
 
 from alpa_hpc.errors import StoreError
+from alpa_hpc.profiling.cache import keeping
 from alpa_hpc.profiling.lock import holding_lock
-from alpa_hpc.profiling.shards import check_signature, clear_abandoned, read_files, shard_paths, write_file
+from alpa_hpc.profiling.shards import check_signature, clear_abandoned, is_changed, read_files, shard_paths, write_file
 
 FORMAT = "alpa_hpc cost store"
 VERSION = 2  # 2: rows say on which nodes and how many devices they were measured
@@ -79,7 +80,7 @@ def write_shard(folder: Path, rows: Sequence[ProfileRow]) -> Path:
     """Write `rows` (keys distinct) as one new shard of the store in `folder` and return its path; it appears whole or not at all."""
     assert rows, "an empty shard says nothing"
     assert len({row.key for row in rows}) == len(rows), "one shard holds a key once"
-    return write_file(folder, lambda path: _write_file(path, rows))
+    return write_file(folder, lambda file: _fill(file, rows))
 
 
 def read_store(folder: Path) -> StoreContents:
@@ -112,7 +113,9 @@ def compact(folder: Path) -> int:
 
 def compact_when_many(folder: Path, most_shards: int = MOST_SHARDS) -> int:
     """Compact a store of more than `most_shards` shards; how many were merged, 0 where there is nothing to gain."""
-    return compact(folder) if len(shard_paths(folder)) > most_shards else 0
+    with keeping(folder):
+        return compact(folder) if len(shard_paths(folder)) > most_shards else 0
+    return 0
 
 
 def median_seconds(repeats: Sequence[float]) -> float:
@@ -141,24 +144,25 @@ def _age_order(row: ProfileRow) -> tuple[object, ...]:
     return (row.time_unix, *astuple(row))
 
 
-def _write_file(path: Path, rows: Sequence[ProfileRow]) -> None:
-    with h5py.File(path, "w", locking="best-effort") as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = VERSION
-        file.attrs["sha256"] = _digest(asdict(row) for row in rows)
-        file.attrs["unit"] = "all seconds_* and compile_seconds are in seconds, one value a repeat; time_unix in seconds since 1970"
-        for row in rows:
-            group = file.create_group(row.key)
-            for name, value in asdict(row).items():
-                if name in _REPEATED:
-                    dataset = group.create_dataset(name, data=np.asarray(value, dtype=np.float64))
-                    dataset.attrs["unit"] = "seconds"
-                elif name != "key":
-                    group.attrs[name] = value
+def _fill(file: h5py.File, rows: Sequence[ProfileRow]) -> None:
+    file.attrs["format"] = FORMAT
+    file.attrs["version"] = VERSION
+    file.attrs["sha256"] = _digest(asdict(row) for row in rows)
+    file.attrs["unit"] = "all seconds_* and compile_seconds are in seconds, one value a repeat; time_unix in seconds since 1970"
+    for row in rows:
+        group = file.create_group(row.key)
+        for name, value in asdict(row).items():
+            if name in _REPEATED:
+                dataset = group.create_dataset(name, data=np.asarray(value, dtype=np.float64))
+                dataset.attrs["unit"] = "seconds"
+            elif name != "key":
+                group.attrs[name] = value
 
 
 def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
     check_signature(path)
+    if is_changed(path):
+        return TornShard(path, "its bytes are not those that were written")
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             _check_ours(path, file)
@@ -167,7 +171,7 @@ def _read_file(path: Path) -> tuple[ProfileRow, ...] | TornShard:
             rows = tuple(ProfileRow(**fields) for fields in found)
     except FileNotFoundError:
         raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         return TornShard(path, f"cannot be read to its end: {error}")
     return rows if digest == _digest(found) else TornShard(path, "its content does not match its checksum")
 

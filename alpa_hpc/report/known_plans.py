@@ -17,6 +17,7 @@ from alpa_hpc.errors import PlanError, StoreError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
+from alpa_hpc.profiling.cache import keeping
 from alpa_hpc.sharding.solved import source_key
 
 FORMAT = "alpa_hpc known plan"
@@ -43,8 +44,6 @@ def search_key(asked: Sequence[object]) -> str:
 def read_known(folder: Path, key: str) -> FoundPlan | None:
     """What the search of a key found, if that is known."""
     path = folder / f"{key}.json"
-    if not path.exists():
-        return None
     try:
         document = read_json(path)
         if not isinstance(document, dict) or document.get("sha256") != _digest(document):
@@ -55,13 +54,14 @@ def read_known(folder: Path, key: str) -> FoundPlan | None:
 
 
 def write_known(folder: Path, key: str, found: FoundPlan) -> None:
-    """Keep what a search found; the oldest of too many files go."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Keep what a search found, if the folder can be written; the oldest of too many files go."""
     document = {"format": FORMAT, "plan": plan_to_json(found.plan), "planning": found.planning, "searched_by": found.searched_by}
-    write_json(folder / f"{key}.json", document | {"sha256": _digest(document)})
-    by_age = sorted(folder.glob("*.json"), key=_written, reverse=True)
-    for path in by_age[MOST_KNOWN:]:
-        path.unlink(missing_ok=True)
+    with keeping(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{key}.json", document | {"sha256": _digest(document)})
+        by_age = sorted(folder.glob("*.json"), key=_written, reverse=True)
+        for path in by_age[MOST_KNOWN:]:
+            path.unlink(missing_ok=True)
 
 
 def _written(path: Path) -> float:

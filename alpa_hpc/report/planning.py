@@ -77,7 +77,7 @@ def planning_document(record: PlanningRecord, step: LayeredStep, flop: float, he
         "replicated": replicated_report(chosen),
         "not_measured": not_measured_rows(record.refinement),
         "check": check_report(record.checked),
-        "infeasible": infeasible_rows(record, step),
+        "infeasible": infeasible_rows(record),
         "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
 
@@ -106,9 +106,9 @@ def not_measured_rows(refinement: Refinement) -> list[dict[str, str]]:
     return [{"label": label, "outcome": outcome, "reason": reason} for label, outcome, reason in sorted(found)]
 
 
-def infeasible_rows(record: PlanningRecord, step: LayeredStep) -> list[dict[str, Any]]:
+def infeasible_rows(record: PlanningRecord) -> list[dict[str, Any]]:
     """The ways of a search that ties stages to each other (points of Megatron's grid, say) in which nothing fits, and what they lack."""
-    outcomes = refused_families(record.refinement.table, record.pricer.cluster, step, record.search)
+    outcomes = refused_families(record.pricer, record.refinement.table, record.search)
     return [{"way": name, "reason": str(error), "missing_bytes": error.missing_bytes} for name, error in outcomes.items()]
 
 

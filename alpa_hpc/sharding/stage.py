@@ -112,7 +112,7 @@ class StageSolver:
     def space(self) -> SpecSpace:
         """Which specs are searched: all, unless that makes tables too wide for elimination anywhere in the model."""
         if not self._space:
-            key = self._key("space", *(layer_content(self.step, index) for index in range(len(self.step.layers))))
+            key = self._key("space", wiring_key(wire(self.step, 0, len(self.step.layers))))
             known = self.solved.find(key)
             self._space.append(known.space if known else self._settled_space())
             self.solved.add(key, Solved(NOTHING, self._space[0]))
@@ -134,7 +134,9 @@ class StageSolver:
 
     def _key(self, *parts: str) -> str:
         if not self._text:
-            self._text.extend((repr(self.prices.mesh), str(self.remat), str(self.step.num_microbatches)))
+            mesh = self.prices.mesh
+            anyhow = replace(mesh.device, memory=1)  # how much there is decides what a byte is worth, and that is told by itself
+            self._text.extend((repr(replace(mesh, device=anyhow)), str(self.remat), str(self.step.num_microbatches)))
         return run_key((*self._text, *parts))
 
     def _run_key(self, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> str:

@@ -89,7 +89,9 @@ class SearchOptions:
         if not self.solver_seconds > 0:
             raise ConfigError(f"solver_seconds is {self.solver_seconds}, expected more than 0: the wall time of one sharding problem")
         if not self.balance >= 0:
-            raise ConfigError(f"balance is {self.balance}, expected a number >= 0, such as 1.0, or .inf to look at all stages")
+            raise ConfigError(
+                f"balance is {self.balance}, expected a number >= 0, such as 1.0, or inf (.inf in a file) to look at all stages"
+            )
         if self.partitions is Partitions.MANUAL and not self.given:
             raise ConfigError("no stage is given: say each in words, search.manual=[layers 0-1 on 1x4 as 2x2, layer 2 on 1x4 as 4x1]")
         if self.given and self.partitions is not Partitions.MANUAL:

@@ -23,6 +23,7 @@ from alpa_hpc.sharding.stage import MemoryPrice, Restrict, StageSolver, unrestri
 from alpa_hpc.sharding.workspace import evenly_split_workspace
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import BY_FLOP, Cell, CostTable, StageOption, pareto
+from alpa_hpc.stages.objective import InFlight, one_forward_one_backward
 
 PRICE_FACTORS = (0.0, 0.02, 0.05, 0.1, 0.3, 3.0)  # how many ideal iterations a device's whole memory is worth; index = StageOption.variant
 MOST_KEPT_BYTES = 2 * 2**30  # of tables of solved meshes; the few that are chosen from are made again
@@ -34,6 +35,7 @@ class StagePricer:
     """Prices candidates of one step on one cluster. Solvers, one a (submesh, shape, remat), are kept: they remember what they solved.
 
     `solved` is what earlier planning runs have solved; restrictions are not part of its keys, so a restricted pricer has none.
+    `in_flight` is the schedule's count of microbatches that a stage holds at once: by it the stage DP tells what fits.
     """
 
     step: LayeredStep
@@ -41,6 +43,7 @@ class StagePricer:
     restrict: Restrict = unrestricted
     general: SolverOptions = field(default_factory=SolverOptions)
     solved: SolvedRuns = field(default_factory=SolvedRuns)
+    in_flight: InFlight = one_forward_one_backward
     _solvers: dict[tuple[Submesh, MeshShape, bool], StageSolver] = field(default_factory=dict)  # the one used last is last
     _workspaces: dict[tuple[str, bool], float] = field(default_factory=dict)
     _least: dict[tuple[str, MeshShape, bool], float] = field(default_factory=dict)

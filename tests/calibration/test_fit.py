@@ -69,7 +69,14 @@ def test_configs_of_clusters_come_back(cluster: ClusterSpec) -> None:
         assert read_cluster(path) == cluster
 
 
-@pytest.mark.parametrize("line", ["num_nodes: 0", "more: 1", "device: 3", "intra_node: {bandwidth: fast, latency: 1}", "name: [", "\0"])
+WRONG_LINES = [
+    *("num_nodes: 0", "more: 1", "device: 3", "intra_node: {bandwidth: fast, latency: 1}", "name: [", "\0"),
+    *("intra_node: {bandwidth: .nan, latency: 1}", "intra_node: {bandwidth: 1, latency: .inf}", "more: 2001-99-99", "[" * 5000),
+    *("num_nodes: 1.5", "num_nodes: true", "devices_per_node: 2.0", "name: 7", "name: [a]"),
+]
+
+
+@pytest.mark.parametrize("line", WRONG_LINES)
 def test_configs_that_are_none_are_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     text = cluster_text(DESCRIBED, "measured somewhere")

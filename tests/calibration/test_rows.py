@@ -50,6 +50,9 @@ def test_damaged_shards_count_as_missing_and_foreign_ones_are_refused(tmp_path: 
         path.write_bytes(whole[:length] + bytes(len(whole) - length))
         assert newest_calibration(tmp_path, "k") is None, f"zeros from byte {length} of {len(whole)} on"
     path.write_bytes(whole)
+    path.write_bytes(whole[:50] + b"?" + whole[51:])
+    assert newest_calibration(tmp_path, "k") is None, "its bytes are not those that its name tells of"
+    path = path.write_bytes(whole) and path.rename(path.with_name("shard-node7-17-abc.h5"))  # named as by older versions
     with h5py.File(path, "r+") as file:
         group = file["0003"]
         assert isinstance(group, h5py.Group)

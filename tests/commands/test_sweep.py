@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,57 @@ def test_explain_tells_why_there_is_no_plan(runs: Path, capsys: pytest.CaptureFi
     report(paths, PLAN, JobState.RUNNING, pid=os.getpid())
     assert verb.run_verb("explain", [str(paths.root)]) == 2
     assert "has no plan: the run is planning" in capsys.readouterr().err
+
+
+def lacking(document: Any) -> Iterator[Any]:
+    """The document with one thing out of it, or in the place of it another: for each thing that it has."""
+    for key in list(document) if isinstance(document, dict) else range(len(document)) if isinstance(document, list) else ():
+        rest = document.copy()
+        del rest[key]
+        yield rest
+        for other in ({}, [], None, "word"):
+            changed = document.copy()
+            changed[key] = other
+            yield changed
+        for part in lacking(document[key]):
+            changed = document.copy()
+            changed[key] = part
+            yield changed
+
+
+def test_a_plan_that_is_damaged_is_told_of_or_refused_by_name(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever lacks: no traceback, and no other run is hidden."""
+    paths = next(paths for paths in map(RunPaths, sweep.glob("demo/*")) if paths.planning.exists())
+    for number, changed in enumerate((None, [], "word", *lacking(PLANNING))):
+        paths.planning.write_text(json.dumps(changed))
+        paths.result.write_text(json.dumps({"experiment": "demo", "planning": changed} if number % 2 else changed))
+        if verb.run_verb("explain", [str(paths.root)]) == 2:
+            assert re.match(rf"error: {paths.root}/\w+\.json lacks or garbles a field .* Start the run again", capsys.readouterr().err)
+        verb.run_verb("status", [str(paths.root)])
+        assert re.search(r"^plan +(.*predicted step|cannot be told: .* lacks or garbles)", capsys.readouterr().out, re.MULTILINE)
+        assert verb.run_verb("list", ["--sweep", ID]) == 0
+        assert " runs: " in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_marker_that_is_damaged_hides_no_other_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = next(map(RunPaths, sweep.glob("demo/*")))
+    marker = json.loads(paths.marker.read_text())
+    for field in ({"overrides": 5}, {"number": "x"}, {"number": None}, {"overrides": None}):
+        paths.marker.write_text(json.dumps({**marker, **field}))
+        assert verb.run_verb("list", []) == 0
+        assert len([line for line in capsys.readouterr().out.splitlines() if " demo " in line]) == 7
+        assert verb.run_verb("list", ["--sweep", ID]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith("10 runs: ")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "launcher: []", "mode: plan\nlauncher: {kind: local}\ntraining: {num_steps: 1}\nsearch: []", "["]
+)
+def test_a_config_that_is_damaged_hides_no_other_run(sweep: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    paths = next(map(RunPaths, sweep.glob("demo/*")))
+    paths.config.write_text(content)
+    assert verb.run_verb("list", []) == 0
+    paths.config.unlink()
+    paths.config.mkdir()
+    assert verb.run_verb("list", []) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if " demo " in line]) == 14

@@ -1,6 +1,7 @@
 """In one process or as jobs of this machine: planning before training, and no training after a planning that failed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if paths.plan.exists():
             raise LaunchError("planning went wrong")
 
-    def run_tasks(kind: JobKind, _paths: RunPaths, tasks: list[int], *, max_parallel: int, **_: Any) -> Mapping[int, JobOutcome]:
-        done.append(f"{kind.value} {tasks} {max_parallel}")
+    def run_tasks(
+        kind: JobKind, _paths: RunPaths, tasks: list[int], *, max_parallel: int, timeout_seconds: float, **_: Any
+    ) -> Mapping[int, JobOutcome]:
+        done.append(f"{kind.value} {tasks} {max_parallel} {timeout_seconds:g} s")
         return dict.fromkeys(tasks, Died("was killed"))
 
     monkeypatch.setattr(launchers, "run_job", run_job)
@@ -89,7 +92,15 @@ def test_a_run_that_is_cancelled_while_it_is_planned_is_not_trained(run: RunPath
 def test_profiling_tasks_of_this_machine_share_it(run: RunPaths, jobs: list[str]) -> None:
     launcher = LocalLauncher(SIZE)
     assert launcher.profile(run, TASKS) == dict.fromkeys((4, 7), Died("was killed"))
-    assert (jobs, launcher.num_shares) == (["profile [4, 7] 3"], 3)
+    assert (jobs, launcher.num_shares) == (["profile [4, 7] 3 86400 s"], 3)
+
+
+def test_a_stage_that_hangs_is_given_up_after_its_time(run: RunPaths, jobs: list[str]) -> None:
+    launcher = LocalLauncher(replace(SIZE, stage_seconds=90.0))
+    three = ProfileTask(8, LONE, tuple(profile_request(name) for name in "abc"))
+    for tasks in (TASKS, [*TASKS, three], [ProfileTask(0, LONE, ())]):  # the last one is a calibration
+        launcher.profile(run, tasks)
+    assert [job.split("] ")[1] for job in jobs] == ["3 90 s", "3 270 s", "3 86400 s"]
 
 
 def test_steps_of_the_training_job_are_shown_while_it_runs(

@@ -83,7 +83,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StoreError, match="no space left"):
         write_text(path, "half of")
     assert read_json(path) == {"a": [1, 2.5, None, "ä"]}
     assert list(tmp_path.iterdir()) == [path], "no temporary file is left"

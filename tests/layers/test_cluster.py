@@ -72,6 +72,12 @@ def test_sweeps_equal_brute_force(case):
     np.testing.assert_allclose(score(flops, crossings, cuts), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_equations_without_flop_are_cut_under_any_imbalance() -> None:
+    chain = [Crossing(size, place, (place + 1,)) for place, size in enumerate((5, 1, 5))]
+    for imbalance in (0.0, 0.5, float("inf")):
+        assert cluster_equations([0] * 4, chain, range(4), num_layers=2, imbalance=imbalance) == (2,)
+
+
 @settings(max_examples=50, deadline=None)
 @given(cases())
 def test_the_oracle_counts_each_received_value_once(case):

@@ -16,6 +16,7 @@ from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes, mesh_shapes,
 from alpa_hpc.stages.cost_table import CostTable, StageOption
 from alpa_hpc.stages.objective import StageChoice, check_stages, iteration_seconds
 from alpa_hpc.stages.options import Partitions, RematChoice, SearchOptions, Strategies
+from alpa_hpc.stages.pricing import StagePricer
 from tests.planning import DEVICE, SEARCH, prepared
 
 LIMIT = 100
@@ -105,7 +106,7 @@ def found_by(search: SearchOptions, step: LayeredStep, table: CostTable, cluster
     priced = {cell: tuple(one for one in some if (*cell, one.shape, one.remat) in wanted) for cell, some in table.options.items()}
     cut = replace(table, options={cell: options for cell, options in priced.items() if options})
     try:
-        best = best_partitions(cut, cluster, step, search)
+        best = best_partitions(StagePricer(step, cluster), cut, search)
     except InfeasibleError:
         return float("inf"), float("inf")
     assert list(best) == sorted(best, key=lambda one: one.objective_seconds) and len(best) <= search.num_best

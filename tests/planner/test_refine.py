@@ -84,7 +84,7 @@ def test_exact_memory_only_raises_workspace_and_is_exact_for_what_is_proposed():
             assert after.workspace_bytes >= before.workspace_bytes
             raised += after.workspace_bytes > before.workspace_bytes
     assert raised, "splitting everything evenly is not what happens"
-    for partition in best_partitions(exact, CLUSTER, one.pricer.step, SEARCH):
+    for partition in best_partitions(one.pricer, exact, SEARCH):
         for choice in partition.stages:
             stage = chosen_stage(one.pricer, choice)
             assert choice.option.workspace_bytes == chosen_workspace(stage.layers, stage.shape)

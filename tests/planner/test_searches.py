@@ -58,9 +58,9 @@ def step_for(layers: LayerOptions, clustering: Clustering) -> LayeredStep:
 
 def plan(search: SearchOptions, cluster: ClusterSpec = CLUSTER) -> Found:
     step = step_for(with_layers_for(LAYERS, search, cluster.num_devices), search.clustering)
-    pricer = pricer_for(step, cluster, search)
-    partitions = modelled(pricer, find_candidates(step, cluster, search), search).partitions
     schedule = SCHEDULES[ScheduleKind.ONE_F_ONE_B]
+    pricer = pricer_for(step, cluster, search, schedule)
+    partitions = modelled(pricer, find_candidates(step, cluster, search), search).partitions
     chosen = pick([simulate_partition(pricer, one, schedule, analytic_seconds(pricer)) for one in partitions], cluster)
     return Found(chosen, partitions[0].objective_seconds, partitions[0].lower_bound)
 
@@ -184,7 +184,15 @@ def test_what_is_solved_under_a_restriction_is_not_kept_for_others() -> None:
     step = step_for(LAYERS, Clustering.COMMUNICATION)
     known = {"some run": Solved(StageValue(0.0, 0.0, 0.0), SpecSpace.FULL)}
     for name, is_free in (("alpa", True), ("intra_only", True), ("pp_dp", False), ("megatron", False)):
-        pricer = pricer_for(step, CLUSTER, SEARCHES[name], known)
+        pricer = pricer_for(step, CLUSTER, SEARCHES[name], SCHEDULES[ScheduleKind.ONE_F_ONE_B], known)
         assert pricer.options(StageCandidate(1, 2, Submesh(1, 2), MeshShape(2, 1), remat=True))
         assert (pricer.solved.known == known) is is_free and bool(pricer.learnt) is is_free, name
         assert pricer.solved.new
+
+
+def test_a_search_that_cannot_use_all_devices_says_so_in_its_users_words() -> None:
+    """Candidates that it has, but that no division of the layers is made of: memory is not what is missing."""
+    wide = replace(CLUSTER, devices_per_node=12)  # microbatches of 4 rows keep at most 4 devices of a stage busy
+    with pytest.raises(InfeasibleError, match=r"has no way to run 4 layers and microbatches of 4 rows on all 24 devices") as refused:
+        plan(SEARCHES["pp_dp"], wide)
+    assert refused.value.missing_bytes == 0

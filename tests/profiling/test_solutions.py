@@ -43,10 +43,12 @@ def test_many_shards_become_one_and_lose_nothing(tmp_path: Path) -> None:
     assert len(read_solutions(tmp_path)) == MOST_SHARDS + 3
 
 
+@pytest.mark.parametrize("name", ["", "shard-node7-17-abc.h5"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "foreign", "empty"])
-def test_damage_counts_as_missing_and_goes_with_the_next_compaction(tmp_path: Path, damage: str) -> None:
+def test_damage_counts_as_missing_and_goes_with_the_next_compaction(tmp_path: Path, damage: str, name: str) -> None:
     write_solutions(tmp_path, row(1))
     (shard,) = tmp_path.glob("*.h5")
+    shard = shard.rename(tmp_path / (name or shard.name))  # those of older versions do not tell what their bytes are
     match damage:
         case "cut":
             shard.write_bytes(shard.read_bytes()[:-200])
@@ -66,3 +68,19 @@ def test_damage_counts_as_missing_and_goes_with_the_next_compaction(tmp_path: Pa
         write_solutions(tmp_path, row(number))
     assert not shard.exists()
     assert len(read_solutions(tmp_path)) == MOST_SHARDS + 1
+
+
+def test_strangers_among_the_shards_stop_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder.h5").mkdir()
+    (tmp_path / "link.h5").symlink_to(tmp_path / "nothing")
+    for number in range(MOST_SHARDS + 1):
+        write_solutions(tmp_path, row(number))
+    assert len(read_solutions(tmp_path)) == MOST_SHARDS + 1
+    assert len([path for path in tmp_path.glob("shard-*.h5") if path.is_file()]) < MOST_SHARDS, "they were compacted"
+
+
+def test_where_it_cannot_be_kept_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "solutions").touch()
+    write_solutions(tmp_path / "solutions", row(1))
+    assert f"warning: nothing more is kept in {tmp_path}/solutions (File exists)" in capsys.readouterr().err
+    assert read_solutions(tmp_path / "solutions") == {}

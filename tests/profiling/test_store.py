@@ -1,11 +1,13 @@
 """The cost store survives what clusters do to files: concurrent tasks, killed writers, damage, strangers, two compactions."""
 
+import errno
 import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,13 +102,44 @@ def test_compacting_and_writing_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(read_store(tmp_path).rows) == 18
 
 
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from alpa_hpc.profiling import store
+sys.path.insert(0, sys.argv[2])
+from test_store import make_row
+folder = Path(sys.argv[1])
+for shard in range(2):
+    store.write_shard(folder, [make_row(f"s{shard}r{row}") for row in range(10)])
+sizes = [path.stat().st_size for path in folder.iterdir()]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for limit in range(1000, sum(sizes), 4000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        store.compact(folder)
+    except OSError:
+        pass
+    else:
+        assert len(list(folder.iterdir())) == 1, "all is in one shard"
+"""
+
+
+def test_a_compaction_on_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """HDF5 itself reports success there, now and then, and leaves half a file."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(store.__file__).parents[2])}
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(Path(__file__).parent)]
+    subprocess.run(command, check=True, env=environment, timeout=60)
+    assert len(read_store(tmp_path).rows) == 20
+    assert read_store(tmp_path).torn == ()
+
+
 KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-from alpa_hpc.profiling import shards, store
+from alpa_hpc.profiling import store
 sys.path.insert(0, sys.argv[2])
 from test_store import make_row
-shards._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
 store.write_shard(Path(sys.argv[1]), (make_row("killed"),))
 """
 
@@ -129,10 +162,16 @@ def test_a_killed_writer_leaves_only_a_temporary_name(tmp_path: Path) -> None:
     assert alive.exists(), "a writer that lives keeps its file"
 
 
+def unsealed(shard: Path) -> Path:
+    """A shard under a name that does not tell what its bytes are, as those of older versions are called."""
+    return shard.rename(shard.with_name("shard-node7-17-abc.h5"))
+
+
+@pytest.mark.parametrize("named", [Path, unsealed])
 @pytest.mark.parametrize("damage", ["truncated", "empty", "zeros", "flipped"])
-def test_a_damaged_shard_counts_as_missing_and_is_set_aside(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_shard_counts_as_missing_and_is_set_aside(tmp_path: Path, damage: str, named: Callable[[Path], Path]) -> None:
     write_shard(tmp_path, (make_row("kept"),))
-    shard = write_shard(tmp_path, (make_row("lost", seconds=0.111),))
+    shard = named(write_shard(tmp_path, (make_row("lost", seconds=0.111),)))
     whole = shard.read_bytes()
     match damage:
         case "truncated":
@@ -153,14 +192,37 @@ def test_a_damaged_shard_counts_as_missing_and_is_set_aside(tmp_path: Path, dama
     assert shard.with_suffix(".torn").exists()
 
 
-def test_every_truncation_is_noticed(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path, (make_row("lost"),))
+@pytest.mark.parametrize("named", [Path, unsealed])
+def test_every_truncation_is_noticed(tmp_path: Path, named: Callable[[Path], Path]) -> None:
+    shard = named(write_shard(tmp_path, (make_row("lost"),)))
     whole = shard.read_bytes()
     for length in range(8, len(whole), 97):
         shard.write_bytes(whole[:length])
         contents = read_store(tmp_path)
         assert contents.rows == {}, length
         assert len(contents.torn) == 1, length
+
+
+def test_bytes_that_a_disk_has_changed_are_noticed_before_hdf5_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some of them the library ends the process."""
+    shard = write_shard(tmp_path, (make_row("lost"),))
+    whole = shard.read_bytes()
+    monkeypatch.setattr(h5py, "File", None)
+    for place in range(0, len(whole), 101):
+        shard.write_bytes(bytes((*whole[:place], whole[place] ^ 0x55, *whole[place + 1 :])))
+        contents = read_store(tmp_path)
+        assert [torn.path for torn in contents.torn] == [shard], place
+
+
+def test_a_shard_that_may_not_be_read_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = write_shard(tmp_path, (make_row("a"),))
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StoreError, match=rf"{shard.name} is a shard that this user may not read"):
+        read_store(tmp_path)
 
 
 def test_a_strangers_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -182,8 +244,7 @@ def test_a_strangers_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path, (make_row("a"),))
-    with h5py.File(shard, "r+") as file:
+    with h5py.File(unsealed(write_shard(tmp_path, (make_row("a"),))), "r+") as file:
         file.attrs["version"] = 99
     with pytest.raises(StoreError, match="version 99.*expected at most 2"):
         read_store(tmp_path)
@@ -201,7 +262,7 @@ def as_version_1(shard: Path) -> None:
 
 
 def test_rows_of_version_1_are_read_and_compacted(tmp_path: Path) -> None:
-    as_version_1(write_shard(tmp_path, (make_row("old"),)))
+    as_version_1(unsealed(write_shard(tmp_path, (make_row("old"),))))
     write_shard(tmp_path, (make_row("new"),))
     rows = {"new": make_row("new"), "old": replace(make_row("old"), nodes="", num_devices=1)}
     assert read_store(tmp_path).rows == rows
@@ -243,6 +304,39 @@ def test_the_lock_of_another_host_is_broken_only_when_old(tmp_path: Path) -> Non
     assert compact(tmp_path) == 0
     os.utime(lock, (1, 1))
     assert compact(tmp_path) == 2
+
+
+@pytest.mark.parametrize("owner", ["[]", "7", "{}", "\xff", '{"host": "HERE", "pid": 1e999}', '{"host": "HERE", "pid": "x"}', "a folder"])
+def test_a_lock_that_names_nobody_holds_until_it_is_old(tmp_path: Path, owner: str) -> None:
+    for key in "ab":
+        write_shard(tmp_path, (make_row(key),))
+    lock = tmp_path / "compaction.lock"
+    if owner == "a folder":
+        lock.mkdir()
+    else:
+        lock.write_bytes(owner.replace("HERE", socket.gethostname()).encode("latin-1"))
+    assert compact(tmp_path) == 0
+    os.utime(lock, (1, 1))
+    assert compact(tmp_path) == 2
+
+
+def test_an_old_lock_is_broken_though_a_process_of_its_number_lives(tmp_path: Path) -> None:
+    for key in "ab":
+        write_shard(tmp_path, (make_row(key),))
+    lock = tmp_path / "compaction.lock"
+    lock.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
+    os.utime(lock, (1, 1))
+    assert compact(tmp_path) == 2
+
+
+def test_files_that_no_writer_of_ours_left_stay(tmp_path: Path) -> None:
+    names = {".writing-", ".writing-note", ".writing-host-x-y", f".writing-{socket.gethostname()}-{1 << 40}-ab"}
+    for name in names:
+        (tmp_path / name).touch()
+    for key in "ab":
+        write_shard(tmp_path, (make_row(key),))
+    assert compact(tmp_path) == 2
+    assert {path.name for path in tmp_path.glob(".writing-*")} == names
 
 
 def test_rows_that_are_no_measurement_are_refused() -> None:
