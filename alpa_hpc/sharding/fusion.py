@@ -28,6 +28,7 @@ def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequenc
     for step in steps:
         memory.run(step)
     memory.add_waiting()
+    memory.lifetimes.put_off(memory.wider)
     return memory.lifetimes
 
 
@@ -65,6 +66,7 @@ class _Memory:
     kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
+    wider: dict[int, float] = field(default_factory=dict[int, float])  # kernels that add to what has more bytes than they read -> its bytes
 
     def place(self, tile: Tile) -> _Placed:
         """Where a tile is; what no step has made is an argument."""
@@ -107,6 +109,8 @@ class _Memory:
                 summed = self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=False, seconds=seconds)
                 self.lifetimes.run(frozenset(summed), (), in_place=True)  # XLA takes a copy for nothing
             else:
+                if tile.num_bytes > sum(self.lifetimes.sizes[source] for source in one.sources):
+                    self.wider[len(self.lifetimes.kernels)] = tile.num_bytes
                 self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
 
     def _exchange(self, step: Exchange) -> None:

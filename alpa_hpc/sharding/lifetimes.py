@@ -5,7 +5,7 @@ result over an operand of the same size that nobody reads later.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -64,6 +64,29 @@ class Lifetimes:
         self.kernels.append(Kernel(reads, (arriving,), frozenset(), moved=moved))
         self.kernels.append(Kernel(reads | {arriving}, (arrived,), frozenset(), ends=True))
         return frozenset((arriving, arrived))
+
+    def put_off(self, wider: Mapping[int, float]) -> None:
+        """List kernels that add what is narrower to an argument (`wider`: bytes of this, by kernel) where XLA's scheduler for memory does.
+
+        That knows nothing of results in place of arguments: an addition seems to take memory, and waits as long as there is something else
+        that takes no more.
+        """
+        last = {value: index for index, kernel in enumerate(self.kernels) for value in kernel.reads}
+        taken = [
+            wider.get(index, sum(self.sizes[value] for value in kernel.makes))
+            - sum(self.sizes[value] for value in kernel.reads if last[value] == index)
+            for index, kernel in enumerate(self.kernels)
+        ]
+        order: list[int] = []
+        waiting: list[int] = []
+        for index in range(len(self.kernels)):
+            if index in wider:
+                waiting.append(index)
+            else:
+                order += [one for one in waiting if taken[one] < taken[index]]
+                waiting = [one for one in waiting if taken[one] >= taken[index]]
+                order.append(index)
+        self.kernels = [self.kernels[index] for index in (*order, *waiting)]
 
     def _values(self, sizes: tuple[float, ...]) -> tuple[int, ...]:
         first = len(self.sizes)

@@ -38,6 +38,18 @@ def test_only_a_value_of_the_same_size_is_written_over():
     assert lifetimes.peak_bytes() == 16
 
 
+def test_an_addition_to_what_is_wider_waits_for_what_takes_no_more():
+    """Four bytes are added to eight: to XLA that takes four more."""
+    for later, waits in ((3.0, True), (4.0, True), (5.0, False)):
+        lifetimes = Lifetimes()
+        gradient = frozenset(lifetimes.run(NOTHING, (4.0,), in_place=False))
+        lifetimes.run(gradient, (), in_place=True)
+        lifetimes.run(NOTHING, (later,), in_place=False)
+        product, addition, other = lifetimes.kernels
+        lifetimes.put_off({1: 8.0})
+        assert lifetimes.kernels == ([product, other, addition] if waits else [product, addition, other])
+
+
 def housed(guest: float, home: float, *, in_place: bool = False) -> float:
     """Bytes beside a kept value that is made of another, which is gone then."""
     lifetimes = Lifetimes()
