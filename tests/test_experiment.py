@@ -136,13 +136,13 @@ def test_a_model_whose_formula_of_flop_has_changed_is_told_by_the_new_one(tmp_pa
 
 
 def test_a_plan_whose_code_was_checked_is_known_under_the_same_flags_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for target, is_same in (("none", True), ("cpu", False)):
-        config = compose_experiment("quickstart", [*TINY, "mode=plan", f"search.check_target={target}"])
+    for checked, is_same in (("none", True), ("cpu", False)):
+        config = compose_experiment("quickstart", [*TINY, "mode=plan", f"search.check_target={checked}"])
         step, keys = prepared(config).step, set[str | None]()
         for flags in ("", "--xla_cpu_enable_fast_math=true"):
             monkeypatch.setenv("XLA_FLAGS", flags)
             keys.add(key_of_search(config, step))
-        assert (len(keys) == 1) is is_same, target
+        assert (len(keys) == 1) is is_same, checked
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"gap"', '"gab"'), lambda _: "[]", lambda _: "\0"])
