@@ -20,7 +20,7 @@ from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.known_plans import search_key
 from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, iteration_flop, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
-from alpa_hpc.stages.options import with_layers_for
+from alpa_hpc.stages.options import CheckTarget, with_layers_for
 from alpa_hpc.timed import Timed, untimed
 from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.prepare import Prepared, prepare
@@ -81,7 +81,8 @@ def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
         return None
     batch = config.training.batch_size
     flop = [iteration_flop(config.model, step, batch, remat=remat, count=counted_flop) for remat in (False, True)]
-    asked = (config.model, batch, config.cluster, config.search, config.schedule, flop)
+    compiled = os.environ.get("XLA_FLAGS", "") if config.search.check_target is not CheckTarget.NONE else ""
+    asked = (config.model, batch, config.cluster, config.search, config.schedule, flop, compiled)
     return search_key((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))
 
 

@@ -18,6 +18,7 @@ from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.models.gpt import GPT
+from alpa_hpc.parts import key_of_search, prepared
 from alpa_hpc.training.metrics import read_metrics
 from alpa_hpc.verify import target
 
@@ -132,6 +133,16 @@ def test_a_model_whose_formula_of_flop_has_changed_is_told_by_the_new_one(tmp_pa
     second = RunPaths(run(compose_experiment("quickstart", asked)))
     assert read_json(second.planning)["iteration_flop"] in (14.0, 15.0)
     assert second.plan.read_text() == first.plan.read_text()
+
+
+def test_a_plan_whose_code_was_checked_is_known_under_the_same_flags_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for checked, is_same in (("none", True), ("cpu", False)):
+        config = compose_experiment("quickstart", [*TINY, "mode=plan", f"search.check_target={checked}"])
+        step, keys = prepared(config).step, set[str | None]()
+        for flags in ("", "--xla_cpu_enable_fast_math=true"):
+            monkeypatch.setenv("XLA_FLAGS", flags)
+            keys.add(key_of_search(config, step))
+        assert (len(keys) == 1) is is_same, checked
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"gap"', '"gab"'), lambda _: "[]", lambda _: "\0"])

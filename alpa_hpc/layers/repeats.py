@@ -107,6 +107,8 @@ def _deviation_at_least(r: Repeats, times: Whole, length: Whole, start: Whole, e
     """A bound of `_deviation`: the same if all middle layers had equal FLOP; less what rounding may add."""
     stop, end = start + times * length, len(r.codes)
     first, average = _evened(r, times, length, start, evened)
+    if average < _EQUAL:
+        return np.inf  # the blocks left out hold all FLOP: they are no blocks of these layers
     middle = (r.work[stop] - r.work[start]) / times
     total = (first - average) ** 2 + (r.work[end] - r.work[stop] - average) ** 2 + times * (middle - average) ** 2
     return total / average**2 - _EQUAL
@@ -117,6 +119,8 @@ def _deviation(r: Repeats, times: Whole, length: Whole, start: Whole, evened: Wh
     """The sum over layers of the squared distance of FLOP from the average, in averages."""
     stop, end = start + times * length, len(r.codes)
     first, average = _evened(r, times, length, start, evened)
+    if average < _EQUAL:
+        return np.inf
     total = (first - average) ** 2 + (r.work[end] - r.work[stop] - average) ** 2
     for number in range(times):
         total += (r.work[start + (number + 1) * length] - r.work[start + number * length] - average) ** 2

@@ -17,7 +17,7 @@ from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.planner.evidence import NO_EVIDENCE, Evidence, Look, NotMeasured, Signature, measured_seconds, pace_of
 from alpa_hpc.planner.opening import all_bounds, bounds_of, first_table, opened
 from alpa_hpc.planner.requests import ProfileRequest
-from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions, chosen_stage, find_candidates
+from alpa_hpc.planner.search import SecondsOf, analytic_seconds, best_partitions, chosen_stage, find_candidates, no_division
 from alpa_hpc.profiling.outcome import Failed, MeasuredTasks, MeasuredWork, Outcome, Unmeasured
 from alpa_hpc.runtime.stage import Stage
 from alpa_hpc.sharding.breakdown import StageSeconds
@@ -97,12 +97,23 @@ def propose(pricer: StagePricer, table: CostTable, search: SearchOptions, eviden
         except InfeasibleError as error:
             asked = all_bounds(current)  # what is missing is told by what stages really need
             if not asked:
-                raise InfeasibleError(f"{error}{_what_failed(evidence)}", error.missing_bytes) from error
+                raise InfeasibleError(_why_none(pricer, search, evidence, error), error.missing_bytes) from error
         else:
             asked = bounds_of(partitions)
             if not asked:
                 return Refinement(table, current, partitions, evidence, 0)
         table = timed("solve", partial(opened, pricer, table, asked))
+
+
+def _why_none(pricer: StagePricer, search: SearchOptions, evidence: Evidence, error: InfeasibleError) -> str:
+    """Why there is no partition, in the words of the search where memory is not what is missing."""
+    if error.missing_bytes:
+        return f"{error}{_what_failed(evidence)}"
+    if evidence.failed:
+        return (
+            f"what is left of search {search.name!r} cannot run all layers on all devices of {pricer.cluster.name}{_what_failed(evidence)}"
+        )
+    return no_division(pricer.step, pricer.cluster, search)
 
 
 def _what_failed(evidence: Evidence) -> str:

@@ -59,7 +59,7 @@ def find_candidates(step: LayeredStep, cluster: ClusterSpec, search: SearchOptio
     """
     found = by_mesh(dict.fromkeys(one for family in families(step, cluster, search) for one in family.candidates))
     if not found:
-        raise InfeasibleError(_no_division(step, cluster, search))
+        raise InfeasibleError(no_division(step, cluster, search))
     if search.partitions is not Partitions.ANY:
         return found  # there are few, and once they are priced the stage DP says what the nearest of them lacks
     fitting = possible(found, step, cluster)
@@ -72,7 +72,8 @@ def _covered(candidates: Sequence[StageCandidate]) -> frozenset[int]:
     return frozenset(index for one in candidates for index in range(one.start, one.stop))
 
 
-def _no_division(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> str:
+def no_division(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> str:
+    """Why a search has no partition where memory is not what is missing, and nothing has failed."""
     return (
         f"search {search.name!r} has no way to run {len(step.layers)} layers and microbatches of {microbatch_rows(step)} rows on all "
         f"{cluster.num_devices} devices of {cluster.name}. More layers (layers.num_layers) give it more stages to choose from, larger "
@@ -105,8 +106,6 @@ def best_partitions(pricer: StagePricer, table: CostTable, search: SearchOptions
     if not found:
         refusals = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InfeasibleError)}
         name, nearest = min(refusals.items(), key=lambda item: item[1].missing_bytes or float("inf"))
-        if not nearest.missing_bytes:
-            raise InfeasibleError(_no_division(pricer.step, pricer.cluster, search)) from nearest
         among = f" (the nearest of {len(refusals)} ways: {name})" if len(refusals) > 1 else ""
         raise InfeasibleError(f"{nearest}{among}", nearest.missing_bytes) from nearest
     bound = min(one.lower_bound for one in found)

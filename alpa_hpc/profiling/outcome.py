@@ -4,6 +4,8 @@ Two outcomes hold seconds, and they mean different things: `MeasuredWork` of a l
 `MeasuredTasks` of the whole mesh has it inside.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -58,10 +60,20 @@ def measured(row: ProfileRow, extent: Extent) -> Measured:
             return MeasuredTasks(*seconds)
 
 
+def _without_traceback(lines: Sequence[str]) -> str:
+    """The first line; where a traceback follows it (of a callback of the model's, say), with the exception that this ends in."""
+    head, begins, _ = lines[0].partition("Traceback (most recent call last)")
+    raised = [line for line in lines[1:] if _EXCEPTION.match(line)]
+    return f"{head}{raised[-1]}" if begins and raised else lines[0]
+
+
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b")
+
+
 def explain_failure(error: BaseException) -> str:
     """What kept a stage from being measured, in one line, such as "out of device memory: ..."."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else "no message"
+    said = _without_traceback(lines) if lines else "no message"
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in said:
         return f"out of device memory: {said.partition('RESOURCE_EXHAUSTED:')[2].strip() or said}"
     if isinstance(error, MemoryError):

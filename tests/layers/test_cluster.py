@@ -72,6 +72,13 @@ def test_sweeps_equal_brute_force(case):
     np.testing.assert_allclose(score(flops, crossings, cuts), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_pattern_that_repeats_where_one_equation_has_all_flop_is_cut() -> None:
+    """Its blocks, evened out, would leave layers without any: they are no blocks."""
+    reads = [Crossing(0, 0, (1, 3)), Crossing(0, 1, (2, 5, 6)), Crossing(0, 3, (4, 5, 6)), Crossing(0, 5, (6,))]
+    cuts = cluster_equations([0, 0, 0, 0, 1000, 0, 0], reads, [2, 1, 0, 2, 1, 1, 0], num_layers=4, imbalance=float("inf"))
+    assert len(cuts) == 3
+
+
 def test_equations_without_flop_are_cut_under_any_imbalance() -> None:
     chain = [Crossing(size, place, (place + 1,)) for place, size in enumerate((5, 1, 5))]
     for imbalance in (0.0, 0.5, float("inf")):

@@ -24,4 +24,7 @@ def test_a_device_out_of_memory_says_so() -> None:
 def test_any_failure_is_one_line() -> None:
     assert explain_failure(ValueError("\n  no such thing\nat all")) == "ValueError: no such thing"
     assert explain_failure(MemoryError()) == "out of host memory: no message"
+    told = 'INTERNAL: calling back: Traceback (most recent call last):\n  File "m.py", line 1\n    f()\nmine.OddError: unwell\n'
+    assert explain_failure(RuntimeError(told)) == "RuntimeError: INTERNAL: calling back: mine.OddError: unwell"
+    assert explain_failure(RuntimeError(told.partition("mine")[0])).endswith("Traceback (most recent call last):")
     assert explain_failure(RuntimeError("RESOURCE_EXHAUSTED: not jax's")).startswith("RuntimeError")
