@@ -74,8 +74,11 @@ def cut_forward(
     loss: ClosedJaxpr, *, num_params: int, num_layers: int, imbalance: float, clustering: Clustering = Clustering.COMMUNICATION
 ) -> ForwardLayers:
     """Cut a loss [params, batch] -> outputs (the loss first) into `num_layers` or CHOOSE. Raises TraceError if it cannot."""
-    parts = _with_branches_whole(_by_role(_with_distinct_outputs(loss), num_params))
-    flops, patterns = [float(equation_flops(equation)) for equation in parts.body], _patterns(parts)
+    parts = _by_role(_with_distinct_outputs(loss), num_params)
+    flops = [float(equation_flops(equation)) for equation in parts.body]
+    order = linear_order(flops, _crossings(parts))
+    parts, flops = replace(parts, body=[parts.body[place] for place in order]), [flops[place] for place in order]
+    patterns = _patterns(parts)
     if num_layers == CHOOSE:
         num_layers = choose_num_layers(find_block(flops, patterns), sum(map(is_heavy, parts.body)))
     match clustering:
@@ -121,12 +124,6 @@ def _by_role(loss: ClosedJaxpr, num_params: int) -> _Loss:
         else:
             body.append(equation)
     return _Loss(loss, params, batch, copied, body)
-
-
-def _with_branches_whole(parts: _Loss) -> _Loss:
-    """The same, its body in the order in which it is to be cut."""
-    order = linear_order([float(equation_flops(equation)) for equation in parts.body], _crossings(parts))
-    return replace(parts, body=[parts.body[position] for position in order])
 
 
 def _crossings(parts: _Loss) -> list[Crossing]:
