@@ -14,6 +14,8 @@ import numpy as np
 
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link, MeshShape, Submesh
 
+Groups = Sequence[Sequence[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class LogicalMesh:
@@ -28,21 +30,36 @@ class LogicalMesh:
     def __post_init__(self) -> None:
         assert self.submesh.num_devices == self.shape.num_devices, f"{self.shape} does not lay out the devices of {self.submesh}"
 
+    @property
+    def spanning(self) -> tuple[bool, bool]:
+        """Whether the groups of an axis have devices of several nodes."""
+        columns, rows = _nodes_of_groups(self.submesh, self.shape)
+        return _several(columns), _several(rows)
+
 
 def logical_mesh(cluster: ClusterSpec, submesh: Submesh, shape: MeshShape) -> LogicalMesh:
     """The logical mesh of `shape` on `submesh`, with the effective per-device link of each axis."""
-    nodes = (np.arange(submesh.num_devices) // submesh.devices_per_node).reshape(shape.sizes)
-    rows_of_axis = (nodes.T.tolist(), nodes.tolist())
+    columns, rows = _nodes_of_groups(submesh, shape)
     return LogicalMesh(
         submesh,
         shape,
         cluster.device,
-        (_ring_link(cluster, rows_of_axis[0]), _ring_link(cluster, rows_of_axis[1])),
-        (_exchange_link(cluster, rows_of_axis[0]), _exchange_link(cluster, rows_of_axis[1])),
+        (_ring_link(cluster, columns), _ring_link(cluster, rows)),
+        (_exchange_link(cluster, columns), _exchange_link(cluster, rows)),
     )
 
 
-def _ring_link(cluster: ClusterSpec, groups: Sequence[Sequence[int]]) -> Link:
+def _nodes_of_groups(submesh: Submesh, shape: MeshShape) -> tuple[Groups, Groups]:
+    """The nodes of the devices of each group of axis 0, and of axis 1."""
+    nodes = (np.arange(submesh.num_devices) // submesh.devices_per_node).reshape(shape.sizes)
+    return nodes.T.tolist(), nodes.tolist()
+
+
+def _several(groups: Groups) -> bool:
+    return any(len(frozenset(group)) > 1 for group in groups)
+
+
+def _ring_link(cluster: ClusterSpec, groups: Groups) -> Link:
     """The link of a ring in each of `groups` (the nodes of a group's devices, in ring order), all running at once."""
     crossing = [frozenset(group) for group in groups if len(frozenset(group)) > 1]
     if not crossing:
@@ -51,7 +68,7 @@ def _ring_link(cluster: ClusterSpec, groups: Sequence[Sequence[int]]) -> Link:
     return Link(min(cluster.intra_node.bandwidth, cluster.inter_node.bandwidth / flows), cluster.inter_node.latency)
 
 
-def _exchange_link(cluster: ClusterSpec, groups: Sequence[Sequence[int]]) -> Link:
+def _exchange_link(cluster: ClusterSpec, groups: Groups) -> Link:
     """The link an all-to-all in each of `groups` sees: a device serves n - 1 pairs, a node with m of them m (n - m)."""
     pairs_of_node: Counter[int] = Counter()
     for group in groups:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
-from alpa_hpc.cluster.hardware import DeviceSpec
 from alpa_hpc.ir.graph import Atom, variables
 from alpa_hpc.ir.work import Layer, ParamUpdate
 from alpa_hpc.sharding.dim_classes import awkward_dims
@@ -87,12 +86,13 @@ class LayerProblem:
 
     `params[i]` / `gradients[i]` = tensors of layer.params[i]; `replicas` = parameters owned elsewhere, and where their new values arrive;
     `shared` = places in `params` of those that other layers read too: in one stage all have them as they are stored.
+    `spanning` = whether groups along an axis of the mesh are of several nodes.
     """
 
     layer: Layer
     remat: bool
     space: SpecSpace
-    device: DeviceSpec
+    spanning: tuple[bool, bool]
     problem: ShardingProblem
     labels: tuple[tuple[str, ...], ...]
     tensors: tuple[Tensor, ...]
@@ -150,7 +150,7 @@ def build_layer(
         layer=layer,
         remat=remat,
         space=space,
-        device=prices.mesh.device,
+        spanning=prices.mesh.spanning,
         problem=graph.problem(),
         labels=tuple(node.labels for node in graph.nodes),
         tensors=tuple(graph.tensors),

@@ -10,25 +10,30 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from alpa_hpc.cluster.compute import flop_rate
-from alpa_hpc.cluster.hardware import DeviceSpec
+from alpa_hpc.sharding.kernel_seconds import CONVOLUTION, Collective, product_seconds, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
+ACCUMULATOR_BYTES = 4  # an element
 MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
-CONVOLUTION_SECONDS = 1e-5  # of any, as XLA thinks when it orders kernels
 
 
-def lifetimes_of(steps: Sequence[TileStep], kept: Sequence[Tile], added: Sequence[Tile], device: DeviceSpec) -> Lifetimes:
-    """What the steps make, and how long it lies in memory."""
+def lifetimes_of(
+    steps: Sequence[TileStep], kept: Sequence[Tile] = (), added: Sequence[Tile] = (), spanning: tuple[bool, bool] = (False, False)
+) -> Lifetimes:
+    """What the steps make, and how long it lies in memory.
+
+    `kept`, `added` as in _Memory, `added` in the order of a program's results; `spanning` as in LayerProblem.
+    """
     readers = Counter(tile for step in steps for tile in ((step.read,) if isinstance(step, Exchange) else step.reads))
-    memory = _Memory(device, frozenset(kept), frozenset(added), readers)
+    memory = _Memory(spanning, frozenset(kept), frozenset(added), readers)
     for step in steps:
         memory.run(step)
     memory.add_waiting()
     memory.lifetimes.put_off(memory.wider)
+    memory.lifetimes.results = [value for tile in added for value in memory.sums.get(tile, ())]
     return memory.lifetimes
 
 
@@ -55,17 +60,19 @@ _Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
 class _Memory:
     """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
 
-    device: DeviceSpec
+    spanning: tuple[bool, bool]
     kept: frozenset[Tile]
     added: frozenset[Tile]
     readers: Counter[Tile]
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
+    arrived: set[int] = field(default_factory=set[int])  # those that collectives brought
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
     kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
+    sums: dict[Tile, tuple[int, ...]] = field(default_factory=dict[Tile, tuple[int, ...]])  # values that stand for what was added
     wider: dict[int, float] = field(default_factory=dict[int, float])  # kernels that add to what has more bytes than they read -> its bytes
 
     def place(self, tile: Tile) -> _Placed:
@@ -104,18 +111,21 @@ class _Memory:
         while self.waiting:
             tile = self.waiting.pop()
             one = self.placed[tile]
-            seconds = 3 * tile.num_bytes / self.device.memory_bandwidth
+            seconds = _adding_seconds(tile)
             if one.sources & self.turned:
                 summed = self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=False, seconds=seconds)
-                self.lifetimes.run(frozenset(summed), (), in_place=True)  # XLA takes a copy for nothing
+                self.sums[tile] = self.lifetimes.run(frozenset(summed), (0.0,), in_place=True)  # XLA takes a copy for nothing
             else:
                 if tile.num_bytes > sum(self.lifetimes.sizes[source] for source in one.sources):
                     self.wider[len(self.lifetimes.kernels)] = tile.num_bytes
-                self.lifetimes.run(one.sources, (), in_place=True, seconds=seconds)
+                self.sums[tile] = self.lifetimes.run(one.sources, (0.0,), in_place=True, seconds=seconds)
 
     def _exchange(self, step: Exchange) -> None:
         read, made = step.read.num_bytes, step.made.num_bytes
-        arrived = self.lifetimes.exchange(self.place(step.read).sources, made, max(read, made))
+        across = any(self.spanning[axis] for axis in step.lane.axes)
+        collective = Collective(step.lane, step.made.itemsize, max(read, made), made, across)
+        arrived = self.lifetimes.exchange(self.place(step.read).sources, collective)
+        self.arrived |= arrived
         self.placed[step.made] = _Placed(arrived, solid=True)
 
     def _hold(self, step: Hold) -> None:
@@ -146,7 +156,7 @@ class _Memory:
         """What a scatter to the picked one of each window finds first, which needs nothing but the windows: often long before."""
         if not step.found:
             return NOTHING
-        windows, seconds = self._sources(step.reads[-1:]), step.found / self.device.memory_bandwidth
+        windows, seconds = self._sources(step.reads[-1:]), streaming_seconds(step.found)
         return frozenset(self.lifetimes.run(windows, (step.found,), in_place=False, seconds=seconds))
 
     def _fused(self, step: Compute, tile: Tile) -> _Placed:
@@ -160,7 +170,7 @@ class _Memory:
         return _Placed(self._sources(step.reads), solid=False, converted=converted, same=same, worked_out=worked_out, in_order=in_order)
 
     def _contract(self, step: Compute) -> None:
-        beside = max((lifetimes_of(program, (), (), self.device).peak_bytes() for program in step.inside), default=0.0)
+        beside = max((lifetimes_of(program).peak_bytes() for program in step.inside), default=0.0)
         sources = NOTHING
         for tile in step.reads:
             as_it_is = self._is_read_as_it_is(step, tile)
@@ -170,9 +180,9 @@ class _Memory:
                 self.solidify(tile)
         sources |= self._sources(step.reads)
         if step.work is Work.CONVOLUTION:
-            seconds = CONVOLUTION_SECONDS
+            seconds = CONVOLUTION
         else:
-            seconds = max(self._moving_seconds(step.makes, sources), step.flop / flop_rate(self.device, step.makes[0].itemsize))
+            seconds = product_seconds(step.flop, self._bytes_moved(step.makes, sources), step.makes[0].itemsize)
         self._make(step.makes, sources, seconds, in_place=step.work is Work.SCATTER, beside=beside)
         made = [value for tile in step.makes for value in self.placed[tile].sources]
         self.products.update(made)
@@ -197,11 +207,10 @@ class _Memory:
 
     def _stream(self, tiles: Sequence[Tile], sources: frozenset[int], elements: float, *, in_place: bool) -> None:
         """A kernel that takes as long as memory does to read and write what it reads and makes."""
-        self._make(tiles, sources, self._moving_seconds(tiles, sources), in_place=in_place, elements=elements)
+        self._make(tiles, sources, streaming_seconds(self._bytes_moved(tiles, sources)), in_place=in_place, elements=elements)
 
-    def _moving_seconds(self, tiles: Sequence[Tile], sources: frozenset[int]) -> float:
-        moved = sum(self.lifetimes.sizes[source] for source in sources) + sum(tile.num_bytes for tile in tiles)
-        return moved / self.device.memory_bandwidth
+    def _bytes_moved(self, tiles: Sequence[Tile], sources: frozenset[int]) -> float:
+        return sum(self.lifetimes.sizes[source] for source in sources) + sum(tile.num_bytes for tile in tiles)
 
     def _make(  # noqa: PLR0913 - a kernel's
         self, tiles: Sequence[Tile], sources: frozenset[int], seconds: float, *, in_place: bool, beside: float = 0.0, elements: float = 0.0
@@ -219,12 +228,19 @@ class _Memory:
             self.add_waiting()
             self.waiting.append(tile)
         elif tile in self.added:
-            self.lifetimes.run(one.sources, (), in_place=True)
+            self._add(tile)
         elif tile in self.kept:
             self.solidify(tile)
             self.lifetimes.kept |= self.placed[tile].sources
         elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes:
             self.solidify(tile)
+
+    def _add(self, tile: Tile) -> None:
+        """Add a tile to its argument; what a collective brought in an order of its own, to which XLA takes a copy."""
+        sources = self.placed[tile].sources
+        self.sums[tile] = self.lifetimes.run(sources, (0.0,), in_place=True, seconds=_adding_seconds(tile))
+        if sources & self.arrived:
+            self.sums[tile] = self.lifetimes.run(frozenset(self.sums[tile]), (0.0,), in_place=True)
 
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
         return frozenset(source for tile in tiles for source in self.place(tile).sources)
@@ -232,6 +248,11 @@ class _Memory:
     def _counted(self, values: frozenset[int]) -> frozenset[int]:
         """Those that are no arguments."""
         return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
+
+
+def _adding_seconds(tile: Tile) -> float:
+    """Of the kernel that adds a tile to an accumulator of 32 bits."""
+    return streaming_seconds(tile.num_bytes + 2 * ACCUMULATOR_BYTES * tile.elements)
 
 
 def _is_kernel(step: Compute, tile: Tile) -> bool:

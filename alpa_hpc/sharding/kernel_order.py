@@ -5,21 +5,41 @@ until then. The order is found from the last kernel backward, as XLA's latency h
 """
 
 import heapq
-import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from alpa_hpc.sharding.kernel_seconds import collective_seconds
 from alpa_hpc.sharding.lifetimes import Kernel
 
-LATENCY, RATE = 2e-5, 4e11  # seconds of any collective and bytes/s of its larger side, as XLA thinks of those of H100s in a node
+STEP = 1e-6  # seconds from any kernel to what it reads, as XLA thinks
 
 
 def ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
     """The kernels, which may be listed in any order, as XLA runs them."""
     maker = {value: index for index, kernel in enumerate(kernels) for value in kernel.makes}
     needs = [{maker[value] for value in kernel.reads if value in maker} for kernel in kernels]
-    order = _Order(kernels, needs, _depths(kernels, needs))
-    return order.from_the_last()[::-1]
+    readers = [0] * len(kernels)
+    for found in needs:
+        for one in found:
+            readers[one] += 1
+    if not any(kernel.starts for kernel in kernels):
+        return _as_listed(kernels, needs, readers)
+    return _Order(kernels, needs, _depths(kernels, needs), readers).from_the_last()[::-1]
+
+
+def _as_listed(kernels: Sequence[Kernel], needs: Sequence[Set[int]], readers: list[int]) -> list[Kernel]:
+    """Kernels without any collective, each as late as what reads it allows, the last one listed last."""
+    ready = [-index for index, count in enumerate(readers) if count == 0]
+    heapq.heapify(ready)
+    order: list[Kernel] = []
+    while ready:
+        index = -heapq.heappop(ready)
+        order.append(kernels[index])
+        for one in needs[index]:
+            readers[one] -= 1
+            if readers[one] == 0:
+                heapq.heappush(ready, -one)
+    return order[::-1]
 
 
 def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]]) -> list[float]:
@@ -43,65 +63,103 @@ def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]]) -> list[float]
 
 def _seconds(kernel: Kernel) -> float:
     """From the start of a collective, if it is one, to its end."""
-    return LATENCY + kernel.moved / RATE if kernel.moved else 0.0
-
-
-_Queue = list[tuple[float, int]]
+    return collective_seconds(kernel.starts) if kernel.starts else 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Order:
-    """Kernels being put in order from the last one backward; `needs` = the kernels that each waits for.
+    """Kernels being put in order from the last one backward; `needs` = the kernels that each waits for, `readers` = how many wait for it.
 
-    Of those that nobody waits for, the end of a collective comes first if none is under way; then what has the most seconds of collectives
-    before it, and of these the last one listed. A collective's start waits until the seconds have passed that it takes; one that has no
-    collective before it, until there is nothing else.
+    Of those that nobody waits for, what has waited for STEP comes first: so something else comes between a kernel and what it reads, if
+    there is anything. A collective's start waits for the seconds that it takes, and there are no other collectives meanwhile. Of what has
+    waited, the end of a collective comes first, or a start that the end of another waits for; then what has the most seconds of collectives
+    before it; of these what takes nearest to as long as a collective under way still has to, then what most others wait for alone, then the
+    last one listed. A start that has no collective before it comes when there is nothing else.
     """
 
     kernels: Sequence[Kernel]
     needs: Sequence[Set[int]]
     depths: Sequence[float]
+    readers: list[int]
     now: float = 0.0
-    under_way: bool = False
-    others: _Queue = field(default_factory=_Queue)
-    ends: _Queue = field(default_factory=_Queue)
-    starts: _Queue = field(default_factory=_Queue)
+    waiting: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # a heap: kernels, and when they have waited
+    under_way: float | None = None  # until when, if a collective is
+    ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # a heap: the deepest one first
+    starts: list[int] = field(default_factory=list[int])
+    others: dict[float, list[int]] = field(default_factory=dict[float, list[int]])  # by depth
+    deepest: list[float] = field(default_factory=list[float])  # a heap of the keys of `others`, negative
 
     def from_the_last(self) -> list[Kernel]:
         """All kernels, the last one first."""
-        readers = [0] * len(self.kernels)
-        for found in self.needs:
-            for one in found:
-                readers[one] += 1
-        for index, count in enumerate(readers):
-            if count == 0:
-                self._free(index)
+        for index in [index for index, count in enumerate(self.readers) if count == 0]:
+            self._free(index)
         order: list[Kernel] = []
-        while self.others or self.ends or self.starts:
+        while len(order) < len(self.kernels):
             index = self._next()
             order.append(self.kernels[index])
-            self.now += self.kernels[index].seconds
+            self.now += max(self.kernels[index].seconds, STEP)
             for one in self.needs[index]:
-                readers[one] -= 1
-                if readers[one] == 0:
+                self.readers[one] -= 1
+                if self.readers[one] == 0:
                     self._free(one)
         return order
 
     def _free(self, index: int) -> None:
         """Nobody waits for a kernel any more."""
-        kernel = self.kernels[index]
-        if kernel.moved:
-            heapq.heappush(self.starts, (self.now + _seconds(kernel), index))
-        else:
-            heapq.heappush(self.ends if kernel.ends else self.others, (-self.depths[index], -index))
+        collective = self.kernels[index].starts
+        until = self.now + (collective_seconds(collective) if collective else STEP)
+        if collective:
+            self.under_way = until
+        heapq.heappush(self.waiting, (until, index))
 
     def _next(self) -> int:
-        while self.starts and (self.starts[0][0] <= self.now or not self.others):
-            since, index = heapq.heappop(self.starts)
-            self.now = max(self.now, since)
-            heapq.heappush(self.others, (-self.depths[index] or math.inf, -index))
-        found = self.ends if self.ends and not self.under_way else self.others
-        index = -heapq.heappop(found)[1]
-        if self.kernels[index].ends or self.kernels[index].moved:
-            self.under_way = self.kernels[index].ends
+        """The next kernel; if none has waited long enough, time passes."""
+        self._ready()
+        while (found := self._first()) is None:
+            self.now = self.waiting[0][0]
+            self._ready()
+        return found
+
+    def _ready(self) -> None:
+        while self.waiting and self.waiting[0][0] <= self.now:
+            index = heapq.heappop(self.waiting)[1]
+            kernel, depth = self.kernels[index], self.depths[index]
+            if kernel.starts:
+                self.starts.append(index)
+            elif kernel.ends:
+                heapq.heappush(self.ends, (-depth, -index))
+            else:
+                if depth not in self.others:
+                    self.others[depth] = []
+                    heapq.heappush(self.deepest, -depth)
+                self.others[depth].append(index)
+
+    def _first(self) -> int | None:
+        """Of what has waited, what comes first."""
+        if self.ends and self.under_way is None:
+            self.under_way = self.now
+            return -heapq.heappop(self.ends)[1]
+        if self.starts and self._may_start(self.depths[self.starts[0]]):
+            self.under_way = None
+            return self.starts.pop(0)
+        return self._other() if self.others else None
+
+    def _may_start(self, depth: float) -> bool:
+        if self.ends:
+            return True
+        if not self.others:
+            return depth > 0 or not self.waiting
+        return depth > 0 and depth >= -self.deepest[0]
+
+    def _other(self) -> int:
+        alike = self.others[-self.deepest[0]]
+        index = min(alike, key=self._rank)
+        alike.remove(index)
+        if not alike:
+            del self.others[-heapq.heappop(self.deepest)]
         return index
+
+    def _rank(self, index: int) -> tuple[float, int, int]:
+        """Among kernels with as much before them, the least comes first."""
+        misses = 0.0 if self.under_way is None else abs(self.under_way - self.now - self.kernels[index].seconds)
+        return misses, -sum(self.readers[one] == 1 for one in self.needs[index]), -index

@@ -8,6 +8,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from alpa_hpc.sharding.kernel_seconds import Collective
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -15,7 +17,7 @@ class Kernel:
 
     elements: of the array that it goes through; 0 where it cannot be one kernel with others that go through as many
     seconds:  how long it is thought to run
-    moved:    bytes of the larger side of the collective that it starts; 0 where it starts none
+    starts:   the collective that is under way from then on
     ends:     whether it is the end of a collective
     """
 
@@ -24,7 +26,7 @@ class Kernel:
     over: frozenset[int]
     elements: float = 0.0
     seconds: float = 0.0
-    moved: float = 0.0
+    starts: Collective | None = None
     ends: bool = False
 
 
@@ -33,6 +35,7 @@ class Lifetimes:
     """Kernels being listed; values are numbered as they are made. `barriers` are those that are no arrays: who reads one waits for it.
 
     instead: of a kept value the one that was there from the start, whose place it takes
+    results: values without size that stand for what is added to arguments, in the order of a program's results
     """
 
     sizes: list[float] = field(default_factory=list[float])
@@ -40,6 +43,7 @@ class Lifetimes:
     kept: set[int] = field(default_factory=set[int])
     barriers: set[int] = field(default_factory=set[int])
     instead: dict[int, int] = field(default_factory=dict[int, int])
+    results: list[int] = field(default_factory=list[int])
 
     def value(self) -> int:
         """A value that is there from the start, and counted elsewhere."""
@@ -55,13 +59,13 @@ class Lifetimes:
         self.kernels.append(Kernel(reads, made, over, elements, seconds))
         return made
 
-    def exchange(self, reads: frozenset[int], num_bytes: float, moved: float) -> frozenset[int]:
-        """A collective: its start and its end, two kernels. What arrives, and what says that it is there; `moved` as Kernel has it.
+    def exchange(self, reads: frozenset[int], collective: Collective) -> frozenset[int]:
+        """A collective: its start and its end, two kernels. What arrives, and what says that it is there.
 
         What arrives has memory of its own from the start on, and what leaves keeps its until the end.
         """
-        [arriving], [arrived] = self._values((num_bytes,)), self._values((0.0,))
-        self.kernels.append(Kernel(reads, (arriving,), frozenset(), moved=moved))
+        [arriving], [arrived] = self._values((collective.arriving,)), self._values((0.0,))
+        self.kernels.append(Kernel(reads, (arriving,), frozenset(), starts=collective))
         self.kernels.append(Kernel(reads | {arriving}, (arrived,), frozenset(), ends=True))
         return frozenset((arriving, arrived))
 

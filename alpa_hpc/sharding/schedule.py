@@ -4,19 +4,32 @@ Kernels that go through arrays of the same size and read a common one become one
 lies in memory together. What such a kernel alone reads, element by element, is not made at all.
 """
 
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from alpa_hpc.sharding.kernel_order import ordered
-from alpa_hpc.sharding.lifetimes import Kernel
+from alpa_hpc.sharding.kernel_seconds import Collective
+from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
+from alpa_hpc.sharding.resharding import CollectiveKind, Lane
+
+COMBINED = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE})
+COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by default (`xla_gpu_all_gather_combine_threshold_bytes`)
 
 
-def as_scheduled(kernels: Sequence[Kernel], barriers: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> list[Kernel]:
-    """The kernels that XLA makes of these, in the order in which it runs them.
+def as_scheduled(lifetimes: Lifetimes) -> list[Kernel]:
+    """The kernels that XLA makes of those listed, in the order in which it runs them."""
+    groups = Groups(_beside(lifetimes.kernels))
+    _join_siblings(groups, lifetimes.barriers)
+    _join_collectives(groups, _before(groups.members, lifetimes.results))
+    return ordered(_absorbed(groups.kernels(), lifetimes.kept))
 
-    `barriers` are values that are no arrays, `kept` ones are results.
-    """
-    return ordered(_absorbed(_joined(_beside(kernels), barriers), kept))
+
+def with_collectives_joined(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Collectives of a kind among the same devices as one, in their order."""
+    groups = Groups(kernels)
+    _join_collectives(groups, range(len(kernels)))
+    return groups.kernels()
 
 
 def _beside(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -28,9 +41,9 @@ def _beside(kernels: Sequence[Kernel]) -> list[Kernel]:
     ]
 
 
-def _joined(kernels: Sequence[Kernel], barriers: Set[int]) -> list[Kernel]:
-    """Siblings as one, each where the last of them stood; those that read what was made last first, as XLA does."""
-    groups = Groups(kernels)
+def _join_siblings(groups: "Groups", barriers: Set[int]) -> None:
+    """Make siblings one, each where the last of them stood; those that read what was made last first, as XLA does."""
+    kernels = groups.members
     readers: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
         if kernel.elements > 0:
@@ -42,7 +55,6 @@ def _joined(kernels: Sequence[Kernel], barriers: Set[int]) -> list[Kernel]:
             for other in siblings[position + 1 :]:
                 if kernels[one].elements == kernels[other].elements:
                     groups.join(one, other)
-    return groups.kernels()
 
 
 def _absorbed(kernels: Sequence[Kernel], kept: Set[int]) -> list[Kernel]:
@@ -67,11 +79,44 @@ def _absorbed(kernels: Sequence[Kernel], kept: Set[int]) -> list[Kernel]:
     return list(result.values())
 
 
+def _join_collectives(groups: "Groups", order: Iterable[int]) -> None:
+    """Make collectives of a kind among the same devices one, as long as what arrives is not too much; met in this order of kernels."""
+    kernels = groups.members
+    end = {max(kernel.reads): index for index, kernel in enumerate(kernels) if kernel.ends}  # by what arrives, numbered right before
+    latest: dict[tuple[Lane, int], tuple[int, float]] = {}  # the start that others of its kind may join, and what arrives by then
+    for start in order:
+        one = kernels[start].starts
+        if one is None or one.lane.kind not in COMBINED or one.arriving > COMBINED_BYTES:
+            continue
+        kind = (one.lane, 0 if one.lane.kind is CollectiveKind.ALL_GATHER else one.itemsize)
+        first, so_far = latest.get(kind, (start, math.inf))
+        if so_far + one.arriving <= COMBINED_BYTES and groups.join(first, start):
+            groups.join(end[kernels[first].makes[0]], end[kernels[start].makes[0]])
+            latest[kind] = (first, so_far + one.arriving)
+        else:
+            latest[kind] = (start, one.arriving)
+
+
+def _before(kernels: Sequence[Kernel], results: Sequence[int]) -> list[int]:
+    """All kernels in the order in which XLA meets them: what makes the first result, each behind what it reads, then the next one's."""
+    maker = {value: index for index, kernel in enumerate(kernels) for value in kernel.makes}
+    order: dict[int, None] = {}
+    waiting = [(index, False) for index in (*reversed(range(len(kernels))), *(maker[value] for value in reversed(results)))]
+    while waiting:
+        index, done = waiting.pop()
+        if done:
+            order[index] = None
+        elif index not in order:
+            waiting.append((index, True))
+            waiting += [(maker[value], False) for value in sorted(kernels[index].reads, reverse=True) if value in maker]
+    return list(order)
+
+
 class Groups:
     """Kernels of which some become one, each group where the last of its members stood."""
 
     def __init__(self, kernels: Sequence[Kernel]) -> None:
-        self._kernels = kernels
+        self.members = kernels
         self._groups = list(range(len(kernels)))  # the kernel that a kernel has become part of
         self._needs = _needs(kernels)
 
@@ -95,7 +140,7 @@ class Groups:
         """The kernels that there are now."""
         members: dict[int, list[Kernel]] = {}
         for index, group in enumerate(self._groups):
-            members.setdefault(group, []).append(self._kernels[index])
+            members.setdefault(group, []).append(self.members[index])
         return [_union(members[group]) for group in sorted(members)]
 
 
@@ -111,6 +156,13 @@ def _needs(kernels: Sequence[Kernel]) -> list[int]:
     return needs
 
 
+def _together(collectives: Iterable[Collective | None]) -> Collective | None:
+    whole: Collective | None = None
+    for one in collectives:
+        whole = whole if one is None else one.with_other(whole)
+    return whole
+
+
 def _union(parts: Sequence[Kernel]) -> Kernel:
     if len(parts) == 1:
         return parts[0]
@@ -120,6 +172,6 @@ def _union(parts: Sequence[Kernel]) -> Kernel:
         over=frozenset(value for part in parts for value in part.over),
         elements=parts[0].elements,
         seconds=max(part.seconds for part in parts),
-        moved=sum(part.moved for part in parts),
+        starts=_together(part.starts for part in parts),
         ends=parts[0].ends,
     )

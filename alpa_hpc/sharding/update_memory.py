@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.kernel_order import ordered
-from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
-from alpa_hpc.sharding.resharding import AllGather, AllToAll, Lane, Move, ReduceScatter, joint_moves, reshard_moves
-from alpa_hpc.sharding.schedule import Groups
+from alpa_hpc.sharding.kernel_seconds import Collective, streaming_seconds
+from alpa_hpc.sharding.lifetimes import Lifetimes
+from alpa_hpc.sharding.resharding import AllGather, AllToAll, Move, ReduceScatter, joint_moves, reshard_moves
+from alpa_hpc.sharding.schedule import with_collectives_joined
 from alpa_hpc.sharding.spec import Spec
-
-COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by default (`xla_gpu_all_gather_combine_threshold_bytes`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class UpdateMemory:
 
 def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemory:
     """What the update of the parameters that `layers` own needs."""
-    return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.device)
+    return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.spanning)
 
 
 def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int) -> float:
@@ -54,7 +53,7 @@ def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int) 
     arrives = dict(first.problem.replicas)[param]
     tensor, target = first.problem.tensors[arrives], first.spec(arrives)
     gradients = tuple(_gradient_spec(chosen, param) for chosen in readers)
-    return _Listing(first.problem.device).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
+    return _Listing(first.problem.spanning).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
 
 
 def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
@@ -62,12 +61,12 @@ def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
 
 
 @lru_cache(maxsize=1024)
-def _memory(exchanges: tuple["_Exchange", ...], device: DeviceSpec) -> UpdateMemory:
+def _memory(exchanges: tuple["_Exchange", ...], spanning: tuple[bool, bool]) -> UpdateMemory:
     return UpdateMemory(
         summed=sum(one.bytes_in(one.target) for one in exchanges if one.incoming or len(one.gradients) > 1),
-        sync=_Listing(device).sync(exchanges),
-        hand_out=_Listing(device).hand_out(exchanges),
-        joint=_Listing(device).joint(exchanges),
+        sync=_Listing(spanning).sync(exchanges),
+        hand_out=_Listing(spanning).hand_out(exchanges),
+        joint=_Listing(spanning).joint(exchanges),
     )
 
 
@@ -137,11 +136,10 @@ def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exc
 
 @dataclass(slots=True, eq=False)
 class _Listing:
-    """Kernels of a task being listed; `started` = of each that starts a collective its kind, what it moves, and how many bytes arrive."""
+    """Kernels of a task being listed; `spanning` as LayerProblem has it."""
 
-    device: DeviceSpec
+    spanning: tuple[bool, bool]
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
-    started: dict[int, tuple[Lane, int, float]] = field(default_factory=dict[int, tuple[Lane, int, float]])
 
     def sync(self, exchanges: Iterable[_Exchange]) -> float:
         """Bytes that a task needs that sums gradients, beside the sums."""
@@ -201,31 +199,15 @@ class _Listing:
 
     def _run(self, sources: frozenset[int], num_bytes: float, *, in_place: bool = False) -> frozenset[int]:
         moved = sum(self.lifetimes.sizes[source] for source in sources) + num_bytes
-        seconds = moved / self.device.memory_bandwidth
-        return frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=in_place, seconds=seconds))
+        return frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=in_place, seconds=streaming_seconds(moved)))
 
     def _collective(self, one: _Exchange, sources: frozenset[int], move: Move) -> frozenset[int]:
         before, after = one.bytes_in(move.before), one.bytes_in(move.after)
-        self.started[len(self.lifetimes.kernels)] = (move.lane, one.itemsize, after)
-        return self.lifetimes.exchange(sources, after, max(before, after))
+        across = any(self.spanning[axis] for axis in move.axes)
+        return self.lifetimes.exchange(sources, Collective(move.lane, one.itemsize, max(before, after), after, across))
 
     def _bytes(self) -> float:
-        return self.lifetimes.bytes_beside_kept(ordered(self._combined()))
-
-    def _combined(self) -> list[Kernel]:
-        """Collectives of a kind among the same devices as one, in their order, as long as what arrives is not too much."""
-        groups = Groups(self.lifetimes.kernels)
-        latest: dict[tuple[Lane, int], tuple[int, float]] = {}
-        for start, (lane, itemsize, num_bytes) in self.started.items():
-            first, together = latest.get((lane, itemsize), (start, 0.0))
-            if num_bytes > COMBINED_BYTES:
-                continue
-            if first != start and together + num_bytes <= COMBINED_BYTES and groups.join(first, start):
-                groups.join(first + 1, start + 1)
-                latest[lane, itemsize] = (first, together + num_bytes)
-            else:
-                latest[lane, itemsize] = (start, num_bytes)
-        return groups.kernels()
+        return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes.kernels)))
 
 
 def _all(parts: Iterable[frozenset[int]]) -> frozenset[int]:

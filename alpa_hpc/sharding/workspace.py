@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from alpa_hpc.cluster.hardware import DeviceSpec, MeshShape
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
@@ -50,8 +50,8 @@ def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
     """Bytes that the forward of consecutive layers needs."""
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
-    lifetimes = lifetimes_of(all_steps(tiles), kept, (), layers[0].problem.device)
-    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes.kernels, lifetimes.barriers, lifetimes.kept))
+    lifetimes = lifetimes_of(all_steps(tiles), kept, spanning=layers[0].problem.spanning)
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes))
 
 
 def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
@@ -79,7 +79,7 @@ class _AlikeLayer:
     remat: bool
     labels: tuple[tuple[str, ...], ...]
     choices: tuple[int, ...]
-    device: DeviceSpec
+    spanning: tuple[bool, bool]
     arrays: tuple[int, ...]
 
 
@@ -102,7 +102,7 @@ def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLay
     layer = problem.layer
     names = (*(("param", param) for param in layer.params), *(("batch", one) for one in layer.batch), *port_names(layer, ()))
     arrays = tuple(numbers.setdefault(name, len(numbers)) for name in names)
-    return _AlikeLayer(layer.key, problem.remat, problem.labels, split.chosen.choices, problem.device, arrays)
+    return _AlikeLayer(layer.key, problem.remat, problem.labels, split.chosen.choices, problem.spanning, arrays)
 
 
 @lru_cache(maxsize=1024)
@@ -118,12 +118,17 @@ def _alike_backward(stage: _Stage) -> float:
 def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
     """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
     tiles = backward_tiles(layers)
-    gradients = [tile for one in tiles for tile in _gradients(one)]
-    lifetimes = lifetimes_of(all_steps(tiles), (), gradients, layers[0].problem.device)
-    return lifetimes.peak_bytes(as_scheduled(lifetimes.kernels, lifetimes.barriers))
+    lifetimes = lifetimes_of(all_steps(tiles), added=_gradients(tiles), spanning=layers[0].problem.spanning)
+    return lifetimes.peak_bytes(as_scheduled(lifetimes))
 
 
-def _gradients(tiles: LayerTiles) -> list[Tile]:
-    program = tiles.split.problem.backward
-    end = Origin(program, len(program.records))
-    return [tiles.get(tensor, end) for tensor in program.outputs[len(tiles.split.problem.cotangent_inputs) :]]
+def _gradients(tiles: Sequence[LayerTiles]) -> list[Tile]:
+    """The gradients of parameters in the order of the task's results, which are those of the first layer first."""
+    found: dict[int, list[Tile]] = {}
+    for one in reversed(tiles):
+        problem = one.split.problem
+        end = Origin(problem.backward, len(problem.backward.records))
+        made = problem.backward.outputs[len(problem.cotangent_inputs) :]
+        for param, tensor in zip(problem.layer.params, made, strict=True):
+            found.setdefault(param, []).append(one.get(tensor, end))
+    return [tile for gradients in found.values() for tile in gradients]

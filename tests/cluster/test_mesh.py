@@ -78,3 +78,21 @@ def test_an_exchange_takes_as_long_as_its_busiest_card_or_device(shape: MeshShap
         card = max(sent.values(), default=0) * num_bytes / size**2 / 5e9
         path = (size - 1) / size**2 * num_bytes / 100e9
         assert all_to_all(mesh.exchange_links[axis], size, num_bytes) == pytest.approx(max(card, path)), (rows, axis)
+
+
+@pytest.mark.parametrize(
+    ("submesh", "shape", "spanning"),
+    [
+        ((1, 8), (2, 4), (False, False)),
+        ((2, 8), (2, 8), (True, False)),
+        ((2, 8), (8, 2), (True, False)),
+        ((2, 8), (1, 16), (False, True)),
+        ((2, 8), (16, 1), (True, False)),
+        ((3, 4), (2, 6), (True, True)),
+    ],
+)
+def test_an_axis_spans_nodes_where_a_group_has_devices_of_several(
+    submesh: tuple[int, int], shape: tuple[int, int], spanning: tuple[bool, bool]
+) -> None:
+    mesh = logical_mesh(cluster_of(*submesh), Submesh(*submesh), MeshShape(*shape))
+    assert mesh.spanning == spanning

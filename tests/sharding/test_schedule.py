@@ -3,12 +3,15 @@
 import random
 from collections.abc import Sequence
 
-from alpa_hpc.sharding.kernel_order import LATENCY, RATE
+from alpa_hpc.sharding.kernel_seconds import Collective, collective_seconds
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
-from alpa_hpc.sharding.schedule import as_scheduled
+from alpa_hpc.sharding.resharding import CollectiveKind, Lane
+from alpa_hpc.sharding.schedule import COMBINED_BYTES, as_scheduled, with_collectives_joined
 
 NOTHING = frozenset[int]()
 ELEMENTS = 8.0
+GATHER = Lane(CollectiveKind.ALL_GATHER, (0,))
+SCATTER = Lane(CollectiveKind.REDUCE_SCATTER, (0,))
 
 
 def elementwise(lifetimes: Lifetimes, *reads: int, elements: float = ELEMENTS) -> int:
@@ -22,9 +25,16 @@ def product(lifetimes: Lifetimes, *reads: int, seconds: float = 1.0) -> int:
     return made
 
 
+def exchanged(lane: Lane, num_bytes: float, itemsize: int = 4) -> Collective:
+    return Collective(lane, itemsize, num_bytes, num_bytes, across=False)
+
+
 def collective(lifetimes: Lifetimes, read: int, seconds: float) -> tuple[int, int]:
-    """A start and an end; what arrives, and what says that it is there."""
-    arriving, arrived = sorted(lifetimes.exchange(frozenset((read,)), ELEMENTS, (seconds - LATENCY) * RATE))
+    """A start and an end; what arrives, and what says that it is there. Of so many bytes that no other becomes one with it."""
+    many = 1e12
+    rate = many / (collective_seconds(exchanged(GATHER, 2 * many)) - collective_seconds(exchanged(GATHER, many)))
+    moved = (seconds - collective_seconds(exchanged(GATHER, 0.0))) * rate
+    arriving, arrived = sorted(lifetimes.exchange(frozenset((read,)), exchanged(GATHER, moved)))
     return arriving, arrived
 
 
@@ -42,7 +52,7 @@ def random_kernels(draw: random.Random) -> Lifetimes:
         if elements or draw.random() < 0.5:
             known.append(frozenset(lifetimes.run(reads, (num_bytes,), in_place=bool(elements), elements=elements, seconds=1.0)))
         else:
-            known.append(lifetimes.exchange(reads, num_bytes, 2.0))
+            known.append(lifetimes.exchange(reads, exchanged(GATHER, 2 * COMBINED_BYTES)))
     return lifetimes
 
 
@@ -51,14 +61,14 @@ def test_every_order_is_one_that_could_run_and_makes_everything_once():
     joined = moved = absorbed = 0
     for _ in range(500):
         lifetimes = random_kernels(draw)
-        order = as_scheduled(lifetimes.kernels)
+        order = as_scheduled(lifetimes)
         made = {value: position for position, kernel in enumerate(order) for value in kernel.makes}
         gone = {value for kernel in lifetimes.kernels for value in kernel.makes} - made.keys()
         assert sum(len(kernel.makes) for kernel in order) == len(made)
         for position, kernel in enumerate(order):
             assert all(made.get(value, -1) < position for value in kernel.reads)
             assert gone.isdisjoint(kernel.reads), "what became part of another kernel is not read"
-        under_way = [kernel.ends for kernel in order if kernel.ends or kernel.moved]
+        under_way = [kernel.ends for kernel in order if kernel.ends or kernel.starts]
         assert under_way == [False, True] * (len(under_way) // 2), "one collective at a time"
         absorbed += len(gone)
         joined += len(order) < len(lifetimes.kernels)
@@ -70,7 +80,7 @@ def test_siblings_are_joined_until_none_are_left_that_could_be():
     draw = random.Random(1)
     kept = 0
     for _ in range(300):
-        order = as_scheduled(random_kernels(draw).kernels)
+        order = as_scheduled(random_kernels(draw))
         for later, one in enumerate(order):
             for other in order[:later]:
                 if one.reads & other.reads and one.elements == other.elements > 0:
@@ -98,7 +108,7 @@ def test_what_one_kernel_makes_lies_together():
     product(lifetimes, probabilities)
     gradient = product(lifetimes, seed)
     product(lifetimes, elementwise(lifetimes, scores, gradient))
-    order = as_scheduled(lifetimes.kernels)
+    order = as_scheduled(lifetimes)
     assert place(order, probabilities) > place(order, gradient)
     assert lifetimes.peak_bytes() == 2 * ELEMENTS < lifetimes.peak_bytes(order) == 3 * ELEMENTS
 
@@ -108,32 +118,85 @@ def test_arrays_of_other_sizes_are_gone_through_by_kernels_of_their_own():
     common = lifetimes.value()
     elementwise(lifetimes, common)
     elementwise(lifetimes, common, elements=2 * ELEMENTS)
-    assert len(as_scheduled(lifetimes.kernels)) == 2
+    assert len(as_scheduled(lifetimes)) == 2
 
 
-def between(num_collectives: int, seconds: float) -> tuple[int, list[int]]:
-    """How many of three products XLA runs under each of collectives in a row that have nothing to do with them."""
+def run_with_products(num_collectives: int, seconds: float) -> tuple[list[Kernel], list[int], list[tuple[int, int]]]:
+    """The order of collectives in a row, each of what a product makes of the one before, and of six products beside them.
+
+    Also what the last three of these make, which wait for the other three, and starts and ends.
+    """
     lifetimes = Lifetimes()
     made = [product(lifetimes, product(lifetimes, lifetimes.value())) for _ in range(3)]
     pairs = [(lifetimes.value(), lifetimes.value())]
     for _ in range(num_collectives):
         pairs.append(collective(lifetimes, product(lifetimes, *pairs[-1]), seconds))
     product(lifetimes, *pairs[-1])
-    order = as_scheduled(lifetimes.kernels)
-    found = [[value for value in made if place(order, start) < place(order, value) < place(order, end)] for start, end in pairs[1:]]
-    assert not found[-1] or found[-1] == made[-len(found[-1]) :], "the last ones listed"
-    return sum(map(len, found)), [len(some) for some in found]
+    return as_scheduled(lifetimes), made, pairs[1:]
 
 
 def test_collectives_hide_behind_as_many_products_as_take_as_long():
-    for seconds, late in ((0.9, 1), (3.9, 2), (100.0, 3)):
-        assert between(2, seconds)[1][-1] == late, seconds
+    for seconds, under in ((0.9, 1), (1.9, 2), (100.0, 2)):
+        order, made, pairs = run_with_products(2, seconds)
+        start, end = pairs[-1]
+        assert place(order, made[-1]) > place(order, end), "the last one listed: something comes between the end and what reads it"
+        assert sum(place(order, start) < place(order, value) for value in made[:-1]) == under, seconds
 
 
 def test_a_collective_that_waits_for_none_begins_before_all_that_can_wait():
-    for seconds in (1.0, 4.0, 100.0):
-        assert between(1, seconds) == (3, [3])
-        assert between(2, seconds)[0] == 3
+    for num_collectives in (1, 2):
+        for seconds in (1.0, 4.0, 100.0):
+            order, made, [(start, _), *_] = run_with_products(num_collectives, seconds)
+            assert place(order, start) < min(place(order, value) for value in made)
+
+
+def test_of_what_has_as_much_before_it_that_runs_beside_a_collective_which_takes_about_as_long():
+    for seconds, nearest in ((1.1, 0), (3.2, 1), (9.0, 2)):
+        lifetimes = Lifetimes()
+        made = [product(lifetimes, lifetimes.value(), seconds=one) for one in (1.0, 3.0, 9.0)]
+        start, end = collective(lifetimes, product(lifetimes, lifetimes.value()), seconds)
+        product(lifetimes, start, end)
+        product(lifetimes, lifetimes.value())  # comes between the end and what reads it
+        order = as_scheduled(lifetimes)
+        beside = [value for value in made if place(order, value) < place(order, end)]
+        assert max(beside, key=lambda value: place(order, value)) == made[nearest]
+
+
+def joined(*collectives: Collective) -> list[Collective]:
+    """What there is under way where each goes to a place of its own."""
+    lifetimes = Lifetimes()
+    for one in collectives:
+        product(lifetimes, *lifetimes.exchange(frozenset((lifetimes.value(),)), one))
+    return [kernel.starts for kernel in with_collectives_joined(lifetimes.kernels) if kernel.starts]
+
+
+def test_collectives_of_a_kind_become_one_up_to_as_much_as_xla_allows():
+    third = COMBINED_BYTES / 3
+    [one] = joined(*[exchanged(SCATTER, third)] * 3)
+    assert one == exchanged(SCATTER, COMBINED_BYTES)
+    assert [one.arriving for one in joined(*[exchanged(SCATTER, third)] * 4)] == [COMBINED_BYTES, third]
+    assert len(joined(exchanged(SCATTER, third), exchanged(SCATTER, third, itemsize=2))) == 2, "a sum is of one dtype"
+    assert len(joined(exchanged(GATHER, third), exchanged(GATHER, third, itemsize=2))) == 1, "what is gathered need not be"
+    for others in ((SCATTER, GATHER), (GATHER, Lane(GATHER.kind, (1,))), (Lane(CollectiveKind.ALL_TO_ALL, (0,)),) * 2):
+        assert len(joined(*(exchanged(lane, third) for lane in others))) == 2
+
+
+def test_what_waits_for_a_collective_is_not_part_of_it():
+    lifetimes = Lifetimes()
+    between = product(lifetimes, *lifetimes.exchange(frozenset((lifetimes.value(),)), exchanged(SCATTER, 1.0)))
+    lifetimes.exchange(frozenset((between,)), exchanged(SCATTER, 1.0))
+    assert with_collectives_joined(lifetimes.kernels) == lifetimes.kernels
+
+
+def test_collectives_are_joined_in_the_order_of_the_results_that_they_are_for():
+    """Of three, of which two may be one, that of the last result is by itself, wherever it is listed."""
+    half = exchanged(SCATTER, COMBINED_BYTES / 2)
+    for alone in range(3):
+        lifetimes = Lifetimes()
+        sums = [lifetimes.run(lifetimes.exchange(frozenset((lifetimes.value(),)), half), (0.0,), in_place=True)[0] for _ in range(3)]
+        lifetimes.results = [*(value for value in sums if value != sums[alone]), sums[alone]]
+        [small] = [kernel for kernel in as_scheduled(lifetimes) if kernel.starts == half]
+        assert any(small.makes[0] in kernel.reads and sums[alone] in kernel.makes for kernel in lifetimes.kernels)
 
 
 def test_what_one_elementwise_kernel_alone_reads_is_not_made():
@@ -143,11 +206,12 @@ def test_what_one_elementwise_kernel_alone_reads_is_not_made():
         total = elementwise(lifetimes, lifetimes.value(), lifetimes.value(), elements=elements)
         positive, where = elementwise(lifetimes, total), elementwise(lifetimes, total)
         product(lifetimes, positive)
-        order = as_scheduled(lifetimes.kernels)
+        order = as_scheduled(lifetimes)
         made = {value for kernel in order for value in kernel.makes}
         assert made >= {positive, where}
         assert (total not in made) == gone
-        assert total in {value for kernel in as_scheduled(lifetimes.kernels, kept={total}) for value in kernel.makes}, "it is a result"
+        lifetimes.kept.add(total)
+        assert total in {value for kernel in as_scheduled(lifetimes) for value in kernel.makes}, "it is a result"
 
 
 def test_without_collectives_and_siblings_nothing_is_moved():
@@ -157,4 +221,4 @@ def test_without_collectives_and_siblings_nothing_is_moved():
         for _ in range(draw.randint(1, 12)):
             known = range(len(lifetimes.sizes))
             product(lifetimes, *draw.sample(known, min(len(known), draw.randint(0, 3))))
-        assert as_scheduled(lifetimes.kernels) == lifetimes.kernels
+        assert as_scheduled(lifetimes) == lifetimes.kernels

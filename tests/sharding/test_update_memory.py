@@ -7,7 +7,7 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.cluster.mesh import logical_mesh
-from alpa_hpc.sharding import update_memory as update_memory_module
+from alpa_hpc.sharding import schedule
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import Move, reshard_moves
@@ -56,7 +56,7 @@ BYTES = 16 * 16 * 4.0
 
 def memory_of(*specs: Spec) -> UpdateMemory:
     """Parameters [16, 16], stored whole on four devices, their gradients summed and they updated in these specs."""
-    return _memory(tuple(exchange(spec, SUMMANDS) for spec in specs), CLUSTER.device)
+    return _memory(tuple(exchange(spec, SUMMANDS) for spec in specs), (False, False))
 
 
 def exchange(spec: Spec, *gradients: Spec) -> _Exchange:
@@ -65,7 +65,7 @@ def exchange(spec: Spec, *gradients: Spec) -> _Exchange:
 
 def shared(spec: Spec, *gradients: Spec) -> UpdateMemory:
     """One parameter whose gradients several layers make."""
-    return _memory((exchange(spec, *gradients),), CLUSTER.device)
+    return _memory((exchange(spec, *gradients),), (False, False))
 
 
 def test_a_new_parameter_waits_beside_where_it_arrives():
@@ -106,7 +106,7 @@ def test_gradients_of_several_layers_meet_where_they_are_wanted():
 def test_what_is_too_much_for_one_collective_moves_by_several(monkeypatch: pytest.MonkeyPatch):
     count = 6
     together = memory_of(*[ROWS] * count).hand_out
-    monkeypatch.setattr(update_memory_module, "COMBINED_BYTES", 2 * BYTES)
+    monkeypatch.setattr(schedule, "COMBINED_BYTES", 2 * BYTES)
     _memory.cache_clear()
     apart = memory_of(*[ROWS] * count).hand_out
     _memory.cache_clear()

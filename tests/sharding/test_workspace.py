@@ -180,7 +180,7 @@ def test_a_recomputing_backward_turns_a_kernel_once_for_both_convolutions():
     batch, kernels = jnp.ones((1, 4, 4, 8)), [jnp.ones((3, 3, 8, 16)), jnp.ones((3, 3, 16, 16))]
     problem = layer_of(twice, batch, kernels, remat=True)
     tiles = backward_tiles([EvenSplit(problem, LONE)])
-    lifetimes = lifetimes_of(all_steps(tiles), (), (), problem.device)
+    lifetimes = lifetimes_of(all_steps(tiles))
     assert sum(size == 3 * 3 * 16 * 16 * 4 for size in lifetimes.sizes) == 2, "a copy, and the kernel's gradient"
 
 
@@ -198,7 +198,7 @@ def test_a_scatter_to_the_largest_of_each_window_finds_their_places_first():
     problem = layer_of(pooled, jnp.ones((IMAGES, SIDE, SIDE, 8)), [jnp.ones((8, 16))])
     windows = CONVOLVED / 4
     assert backward(problem) >= CONVOLVED + 5 * windows, "the result, an index for each of four dims, and what is found there"
-    lifetimes = lifetimes_of(all_steps(backward_tiles([EvenSplit(problem, LONE)])), (), (), problem.device)
+    lifetimes = lifetimes_of(all_steps(backward_tiles([EvenSplit(problem, LONE)])))
     [finding] = [kernel for kernel in lifetimes.kernels if any(lifetimes.sizes[value] == 5 * windows for value in kernel.makes)]
     assert finding.reads.isdisjoint(value for kernel in lifetimes.kernels for value in kernel.makes), "no cotangent"
 
