@@ -6,7 +6,7 @@ one for each number of stages, Megatron's grid one for each point. So every sear
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from alpa_hpc.baselines.dim_kinds import microbatch_rows
@@ -89,6 +89,20 @@ def of_family(table: CostTable, family: Family) -> CostTable:
     return CostTable(table.num_layers, {cell: found for cell, found in options.items() if found}, table.boundary_bytes)
 
 
+def equal_lengths(num_layers: int) -> list[int]:
+    """How many layers each of equal stages can have, the most first."""
+    return [size for size in range(num_layers, 0, -1) if num_layers % size == 0]
+
+
+def of_length(table: CostTable, length: int) -> CostTable:
+    """The cells of the table that are one of equal stages of `length` layers."""
+    return replace(table, options={cell: options for cell, options in table.options.items() if _is_one_of(cell[0], cell[1], length)})
+
+
+def _is_one_of(start: int, stop: int, length: int) -> bool:
+    return stop - start == length and start % length == 0
+
+
 def _families(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) -> Iterator[tuple[str, Sequence[StageCandidate]]]:
     num_layers = len(step.layers)
     match search.partitions:
@@ -98,9 +112,8 @@ def _families(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions) ->
             yield "one stage", [one for one in _enumerated(step, cluster, search) if one.stop - one.start == num_layers]
         case Partitions.EQUAL_LAYERS:
             found = _enumerated(step, cluster, search)
-            for length in (size for size in range(num_layers, 0, -1) if num_layers % size == 0):
-                equal = [one for one in found if one.stop - one.start == length and one.start % length == 0]
-                yield f"stages of {length} layers", equal
+            for length in equal_lengths(num_layers):
+                yield f"stages of {length} layers", [one for one in found if _is_one_of(one.start, one.stop, length)]
         case Partitions.GRID:
             for degrees in megatron_grid(num_layers, microbatch_rows(step), cluster):
                 stages = megatron_stages(degrees, num_layers, cluster)

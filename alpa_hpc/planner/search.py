@@ -10,7 +10,7 @@ from alpa_hpc.baselines.dim_kinds import microbatch_rows
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.planner.families import families, of_family
+from alpa_hpc.planner.families import equal_lengths, families, of_family, of_length
 from alpa_hpc.runtime.assemble import Assembly, assemble
 from alpa_hpc.runtime.options import ScheduleKind
 from alpa_hpc.runtime.schedule import AbstractSchedule, GPipe, OneFOneB
@@ -110,7 +110,23 @@ def best_partitions(pricer: StagePricer, table: CostTable, search: SearchOptions
         raise InfeasibleError(f"{nearest}{among}", nearest.missing_bytes) from nearest
     bound = min(one.lower_bound for one in found)
     ranked = sorted(found, key=lambda one: one.objective_seconds)[: search.num_best]
-    return tuple(replace(one, lower_bound=bound) for one in ranked)
+    return tuple(replace(one, lower_bound=bound) for one in (*ranked, *_equal_stages(pricer, table, search, ranked)))
+
+
+def _equal_stages(
+    pricer: StagePricer, table: CostTable, search: SearchOptions, ranked: Sequence[StagePartition]
+) -> Sequence[StagePartition]:
+    """The best partition into stages of as many layers each, where several are compared, any are allowed and this one is not `ranked`.
+
+    Eq. 2 counts the dearest stage for all microbatches, its transfer included; programs overlap and spread that, so what is regular may be
+    better than Eq. 2 says, and no search shall be worse than its own restriction to such stages.
+    """
+    if search.num_best == 1 or search.partitions is not Partitions.ANY:
+        return ()
+    outcomes = (_partitions(pricer, of_length(table, length), 1) for length in equal_lengths(table.num_layers))
+    found = [one for outcome in outcomes if not isinstance(outcome, InfeasibleError) for one in outcome]
+    best = min(found, key=lambda one: one.objective_seconds, default=None)
+    return () if best is None or best.stages in [one.stages for one in ranked] else (best,)
 
 
 def partitions_by_family(

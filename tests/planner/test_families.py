@@ -99,17 +99,23 @@ def seconds_of(stages: Stages, table: CostTable, cluster: ClusterSpec, num_micro
     return iteration_seconds(stages, table, cluster, num_microbatches)
 
 
-def found_by(search: SearchOptions, step: LayeredStep, table: CostTable, cluster: ClusterSpec) -> tuple[float, float]:
-    """Seconds and lower bound of the best partition; infinite where there is none. `table` is cut to what the search prices."""
+def cut_to(search: SearchOptions, step: LayeredStep, table: CostTable, cluster: ClusterSpec) -> CostTable:
+    """What the search prices of a table."""
     here = replace(cluster, device=replace(cluster.device, memory=10**12))  # no candidate is left out for the true step's state
     wanted = {(one.start, one.stop, one.submesh, one.shape, one.remat) for one in find_candidates(step, here, search)}
     priced = {cell: tuple(one for one in some if (*cell, one.shape, one.remat) in wanted) for cell, some in table.options.items()}
-    cut = replace(table, options={cell: options for cell, options in priced.items() if options})
+    return replace(table, options={cell: options for cell, options in priced.items() if options})
+
+
+def found_by(search: SearchOptions, step: LayeredStep, table: CostTable, cluster: ClusterSpec) -> tuple[float, float]:
+    """Seconds and lower bound of the best partition; infinite where there is none."""
+    cut = cut_to(search, step, table, cluster)
     try:
         best = best_partitions(StagePricer(step, cluster), cut, search)
     except InfeasibleError:
         return float("inf"), float("inf")
-    assert list(best) == sorted(best, key=lambda one: one.objective_seconds) and len(best) <= search.num_best
+    ranked = best[: search.num_best]
+    assert list(ranked) == sorted(ranked, key=lambda one: one.objective_seconds) and len(best) <= search.num_best + 1
     for one in best:
         check_stages(one.stages, cut, cluster, step.num_microbatches, LIMIT)
         assert one.lower_bound == best[0].lower_bound
@@ -138,3 +144,21 @@ def test_each_search_finds_the_best_of_what_it_allows_and_none_beats_the_whole_o
         assert outcomes[name, "worse"] + outcomes[name, "as good"] > 3, f"{name} finds something"
         assert outcomes[name, "worse"] > 0 or name == "alpa", f"{name} restricts something"
     assert outcomes["equal_layer", "as good"] > 0 and outcomes["alpa", "none"] > 0
+
+
+def test_where_plans_are_compared_the_best_of_equal_stages_is_among_them() -> None:
+    added = 0
+    for seed in range(150):
+        cluster, num_layers = CLUSTERS[seed % 3], 6
+        step = step_of(num_layers)
+        table = cut_to(ALPA, step, random_table(np.random.default_rng(seed), num_layers, cluster), cluster)
+        pricer = StagePricer(step, cluster)
+        try:
+            [equal, *_] = best_partitions(pricer, table, SEARCHES["equal_layer"])
+        except InfeasibleError:
+            continue
+        compared = best_partitions(pricer, table, replace(ALPA, num_best=2))
+        assert equal.stages in [one.stages for one in compared]
+        assert len(best_partitions(pricer, table, replace(ALPA, num_best=1))) == 1, "nothing is compared"
+        added += len(compared) == 3
+    assert added > 5, added
