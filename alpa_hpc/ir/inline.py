@@ -111,8 +111,11 @@ def inline_all(closed: ClosedJaxpr, *, unguarded: frozenset[Var]) -> ClosedJaxpr
 
 
 def inline_update(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inline every call, and turn each cond into both branches and a select (what follows the loss is cheap, and is split by parameter)."""
-    return rewrite(closed, ALL_CALLS, {**_PLAIN, "cond": _select_branches, "add": _add_unless_zero})
+    """Inline every call, and turn each cond into both branches and a select (what follows the loss is cheap, and is split by parameter).
+
+    Short scans with a matmul inside, such as the steps of an optimiser that makes matrices orthogonal, are unrolled.
+    """
+    return rewrite(closed, ALL_CALLS, {**_PLAIN, "cond": _select_branches, "add": _add_unless_zero, "scan": _unroll_scan})
 
 
 def _inline_remat(writer: Rewriter, equation: JaxprEqn, operands: list[Atom], free: set[Var]) -> list[Atom]:
@@ -213,5 +216,25 @@ def _reduce_dims(reduce: Callable[[jax.Array, Sequence[int]], jax.Array]) -> Rul
     return rule
 
 
+def _only_case(writer: Rewriter, equation: JaxprEqn, operands: list[Atom]) -> list[Atom]:
+    """A choice among cases that are one and the same: XLA makes no choice of it, and so does not bring its mask anywhere."""
+    cases = operands[1:]
+    return cases[:1] if all(case is cases[0] for case in cases) else writer.emit(equation, operands)
+
+
+def _solve_only(writer: Rewriter, equation: JaxprEqn, operands: list[Atom]) -> list[Atom]:
+    """The solver alone; the system as a product and the transposed solver, with what they read, are there for differentiation."""
+    counts, solve = equation.params["const_lengths"], equation.params["jaxprs"].solve
+    first = counts.matvec + counts.vecmat
+    num_consts = sum(counts)
+    return writer.run(solve.jaxpr, solve.consts, [*operands[first : first + counts.solve], *operands[num_consts:]])
+
+
 _POSITIONAL = {"psum": _reduce_dims(lax.reduce_sum), "pmax": _reduce_dims(lax.reduce_max), "pmin": _reduce_dims(lax.reduce_min)}
-_PLAIN = {"stop_gradient": _operand_itself, "name": _operand_itself, **_POSITIONAL}  # the first two mean something to differentiation only
+_PLAIN = {  # the first three mean something to differentiation only
+    "stop_gradient": _operand_itself,
+    "name": _operand_itself,
+    "custom_linear_solve": _solve_only,
+    "select_n": _only_case,
+    **_POSITIONAL,
+}

@@ -57,7 +57,9 @@ def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
         check_vma=False,
     )
     avals = [_map_layout(lambda layout: border_struct(layout, mesh), layout) for layout in task.inputs]
-    jitted = jax.jit(mapped, donate_argnums=reused_inputs(task))
+    # said once more, since XLA makes a constant out of an array without elements, and gives that back whole
+    placed = tuple(_map_layout(lambda layout: NamedSharding(mesh, border_spec(layout.spec)), layout) for layout in task.outputs)
+    jitted = jax.jit(mapped, donate_argnums=reused_inputs(task), out_shardings=placed)
     return jitted.lower(*avals).compile()
 
 

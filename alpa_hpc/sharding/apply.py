@@ -45,7 +45,9 @@ def reshard(x: jax.Array, source: Spec, target: Spec, place: Place) -> jax.Array
 
 
 def run_move(x: jax.Array, move: Move, place: Place) -> jax.Array:
-    """One collective, or one local cut."""
+    """One collective, or one local cut; without elements, nothing but the new shape."""
+    if x.size == 0:
+        return jnp.zeros(move.after.local_shape(move.before.whole_shape(x.shape, place.shape), place.shape), x.dtype)
     match move.steps[0]:
         case Slice(axis, dim):
             size = x.shape[dim] // place.shape.sizes[axis]

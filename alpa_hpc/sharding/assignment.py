@@ -31,11 +31,11 @@ class EquationPlan:
 
 
 def combined_axes(plan: EquationPlan, mesh: MeshShape) -> dict[Combine, tuple[int, ...]]:
-    """The axes of more than one device over which a plan joins results at once: one collective for each way to join."""
+    """The axes of more than one device over which a plan joins results at once: one collective for each way to join, axes in order."""
     found: dict[Combine, tuple[int, ...]] = {}
     for axis, combine in plan.combined:
         if mesh.sizes[axis] > 1:
-            found[combine] = (*found.get(combine, ()), axis)
+            found[combine] = tuple(sorted((*found.get(combine, ()), axis)))
     return found
 
 

@@ -325,7 +325,7 @@ def _replica(graph: Graph, name: str, tensor: int, gradient: int) -> int:
     source = graph.tensors[tensor]
     specs = source.specs
     node = graph.add_node(name, [str(spec) for spec in specs])
-    graph.tensors.append(Tensor(source.shape, source.itemsize, node, specs))
+    graph.tensors.append(Tensor(source.shape, source.dtype, source.itemsize, node, specs))
     here = len(graph.tensors) - 1
     graph.require(gradient, node, specs, 1.0)
     graph.require(here, source.home, source.specs, 1.0)

@@ -55,7 +55,7 @@ class MeshCollectives:
     def all_reduce(self, x: jax.Array, axes: tuple[int, ...], combine: Combine) -> jax.Array:
         """See AbstractCollectives."""
         if x.dtype == jnp.bool_:
-            return self.all_reduce(x.astype(jnp.int32), axes, combine).astype(jnp.bool_)
+            return self.all_reduce(x.astype(jnp.uint8), axes, combine).astype(jnp.bool_)  # as wide as a bool, and known to NCCL and gloo
         names = tuple(AXIS_NAMES[axis] for axis in axes)
         match combine:
             case Combine.SUM:

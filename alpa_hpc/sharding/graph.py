@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from alpa_hpc.ir.graph import Atom
+from alpa_hpc.ir.graph import Atom, aval_of
 from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, whole_plan
 from alpa_hpc.sharding.constraints import CONSTRAINT, honoured_plans
 from alpa_hpc.sharding.equation_work import CONTRACTIONS, NO_WORK, EquationWork, itemsize_of
@@ -31,6 +31,7 @@ class Tensor:
     """A tensor of the layer: with choice k of node `home` it has spec `specs[k]` (a free tensor is whole everywhere)."""
 
     shape: tuple[int, ...]
+    dtype: str
     itemsize: int
     home: int
     specs: SpecList
@@ -80,7 +81,7 @@ class Graph:
 
     def add_tensor(self, atom: Atom, home: int, specs: SpecList) -> int:
         """A tensor whose spec node `home` decides."""
-        self.tensors.append(Tensor(shape_of(atom), itemsize_of(atom), home, specs))
+        self.tensors.append(Tensor(shape_of(atom), str(aval_of(atom).dtype), itemsize_of(atom), home, specs))
         return len(self.tensors) - 1
 
     def specs_for(self, var: Atom) -> SpecList:

@@ -45,6 +45,10 @@ class Spec:
         """Shape of one device's tile."""
         return tuple(size // split_of(dim, mesh) for size, dim in zip(shape, self.dims, strict=True))
 
+    def whole_shape(self, tile: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
+        """Shape of the array that has tiles of shape `tile`."""
+        return tuple(size * split_of(dim, mesh) for size, dim in zip(tile, self.dims, strict=True))
+
 
 SpecList = tuple[Spec, ...]
 

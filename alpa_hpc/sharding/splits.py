@@ -46,6 +46,10 @@ class AbstractSplit(Protocol):
         """Bytes a device of a tensor in a spec."""
         ...
 
+    def dtype(self, tensor: int) -> str:
+        """The dtype of a tensor."""
+        ...
+
     def itemsize(self, tensor: int) -> int:
         """Bytes an element of a tensor."""
         ...
@@ -90,6 +94,10 @@ class ChosenSplit:
     def num_bytes(self, tensor: int, spec: Spec) -> float:
         """See AbstractSplit."""
         return self.chosen.problem.tensors[tensor].num_bytes / spec.num_shards(self.shape)
+
+    def dtype(self, tensor: int) -> str:
+        """See AbstractSplit."""
+        return self.chosen.problem.tensors[tensor].dtype
 
     def itemsize(self, tensor: int) -> int:
         """See AbstractSplit."""
@@ -136,6 +144,10 @@ class EvenSplit:
         """See AbstractSplit."""
         del spec
         return self.problem.tensors[tensor].num_bytes / self.shape.num_devices
+
+    def dtype(self, tensor: int) -> str:
+        """See AbstractSplit."""
+        return self.problem.tensors[tensor].dtype
 
     def itemsize(self, tensor: int) -> int:
         """See AbstractSplit."""

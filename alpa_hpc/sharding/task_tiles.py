@@ -103,7 +103,7 @@ class _Task:
 
 
 def _stored(split: AbstractSplit, tensor: int, spec: Spec) -> tuple[Tile, Spec]:
-    return Tile(split.num_bytes(tensor, spec), split.itemsize(tensor)), spec
+    return Tile(split.num_bytes(tensor, spec), split.dtype(tensor), split.itemsize(tensor)), spec
 
 
 def all_steps(tiles: Iterable[LayerTiles]) -> list[TileStep]:

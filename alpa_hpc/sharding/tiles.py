@@ -29,6 +29,7 @@ class Tile:
     """A device's piece of a tensor, as it is in some spec; `original` = what it repeats, if it is a broadcast."""
 
     num_bytes: float
+    dtype: str
     itemsize: int
     original: "Original | None" = None
 
@@ -124,7 +125,7 @@ class LayerTiles:
         for number, results in needed(program, wanted).equations:
             origin = Origin(program, number)
             if program.records[number].plans:
-                self._run(origin, texts[number])
+                self._run(origin, texts[number], results)
             else:
                 self.hold(results, origin)
 
@@ -143,7 +144,7 @@ class LayerTiles:
         held = {tensor: self.get(tensor, origin) for tensor in tensors}
         signature = ("barrier", *held.values())
         if signature not in self.functions:
-            made = tuple(Tile(tile.num_bytes, tile.itemsize) for tile in held.values())
+            made = tuple(Tile(tile.num_bytes, tile.dtype, tile.itemsize) for tile in held.values())
             self.steps.append(Hold(tuple(held.values()), made))
             self.functions[signature] = made
         self._tiles = {key: tile for key, tile in self._tiles.items() if key[0] not in held}
@@ -154,7 +155,7 @@ class LayerTiles:
         """The sum of two tiles that are in the same spec."""
         signature = ("add", one, other)
         if signature not in self.functions:
-            self.functions[signature] = (Tile(one.num_bytes, one.itemsize),)
+            self.functions[signature] = (Tile(one.num_bytes, one.dtype, one.itemsize),)
             self.steps.append(Compute(Work.FUSED, (one, other), self.functions[signature]))
         return self.functions[signature][0]
 
@@ -163,7 +164,7 @@ class LayerTiles:
         return self._in_spec(tensor, self.split.own(tensor), origin)
 
     def _tile(self, tensor: int, spec: Spec, original: Original | None = None) -> Tile:
-        return Tile(self.split.num_bytes(tensor, spec), self.split.itemsize(tensor), original)
+        return Tile(self.split.num_bytes(tensor, spec), self.split.dtype(tensor), self.split.itemsize(tensor), original)
 
     def _in_spec(self, tensor: int, spec: Spec, origin: Origin) -> Tile:
         """The tile of a tensor in a spec, brought there if it was not yet."""
@@ -179,7 +180,7 @@ class LayerTiles:
             self._tiles[tensor, spec] = made
         return self._tiles[tensor, spec]
 
-    def _run(self, origin: Origin, text: str) -> None:
+    def _run(self, origin: Origin, text: str, wanted: tuple[int, ...]) -> None:
         record, eqn = origin.program.records[origin.equation], origin.program.jaxpr.jaxpr.eqns[origin.equation]
         operands = [(tensor, spec) for tensor, spec in zip(record.operands, self.split.read(record), strict=True) if tensor >= 0]
         reads = tuple(self._in_spec(tensor, spec, origin) for tensor, spec in operands)
@@ -189,6 +190,8 @@ class LayerTiles:
         else:
             made = self._computed(eqn, record, text, reads, specs)
         for tensor, tile, spec in zip(record.results, made, specs, strict=True):
+            if tensor not in wanted:
+                continue
             own = self.left.get(tensor, self.split.own(tensor))
             self._tiles[tensor, own] = self._moved(self._joined(tile, record, origin), tensor, spec, own, origin)
 
@@ -219,7 +222,7 @@ class LayerTiles:
 
         def tile_of(var: Var) -> Tile:
             num_bytes = aval_bytes(aval_of(var)) / self.split.num_pieces(record, nest.dims[var])
-            return tiles.setdefault(var, Tile(num_bytes, itemsize_of(var)))
+            return tiles.setdefault(var, Tile(num_bytes, str(aval_of(var).dtype), itemsize_of(var)))
 
         def compute(inner: JaxprEqn) -> Compute:
             return Compute(work_of(inner), tuple(map(tile_of, variables(inner.invars))), tuple(map(tile_of, inner.outvars)))
@@ -249,7 +252,7 @@ class LayerTiles:
     def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Original | None = None) -> Tile:
         signature = (how, tile)
         if signature not in self.functions:
-            made = Tile(num_bytes, tile.itemsize, original)
+            made = Tile(num_bytes, tile.dtype, tile.itemsize, original)
             self.steps.append(Compute(Work.FUSED, (tile,), (made,)))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
@@ -257,7 +260,7 @@ class LayerTiles:
     def _exchanged(self, lane: Lane, how: object, tile: Tile, num_bytes: float, origin: Origin) -> Tile:
         signature = (lane, how, tile)
         if signature not in self.functions:
-            made = Tile(num_bytes, tile.itemsize)
+            made = Tile(num_bytes, tile.dtype, tile.itemsize)
             self.steps.append(Exchange(lane, tile, made, origin))
             self.functions[signature] = (made,)
         return self.functions[signature][0]

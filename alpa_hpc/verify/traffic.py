@@ -5,7 +5,7 @@ split dims is completed, and an array goes from the spec of one border (of a lay
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from jax.core import ShapedArray
@@ -14,7 +14,7 @@ from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.runtime.pipeline import StageIO
 from alpa_hpc.runtime.stage import Stage, gradient_spec, layout_of, partial_spec
-from alpa_hpc.runtime.tasks import StageTask
+from alpa_hpc.runtime.tasks import StageTask, dtype_of
 from alpa_hpc.runtime.update_tasks import reduction_avals
 from alpa_hpc.sharding.apply import ChosenLayer, share_specs
 from alpa_hpc.sharding.build import Program
@@ -48,6 +48,7 @@ class PlannedCollective:
     """A collective that the plan stands for; `num_bytes` = bytes a device of its larger side, as `hlo` counts them."""
 
     lane: Lane
+    dtype: str
     num_bytes: int
     site: Site
 
@@ -56,6 +57,16 @@ def planned_collectives(
     step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, gpu: bool = True
 ) -> tuple[PlannedCollective, ...]:
     """What a task of a stage exchanges; `gpu`: whether it is compiled for GPUs."""
+    planned = _planned(step, stage, io, task, gpu=gpu)
+    return planned if gpu else tuple(replace(one, num_bytes=one.num_bytes * _cpu_widening(one.dtype)) for one in planned)
+
+
+def _cpu_widening(dtype: str) -> int:
+    """How many times as wide XLA for CPUs makes an array before it exchanges it: bfloat16 goes as float32, eight bits as float16."""
+    return 2 if dtype == "bfloat16" or dtype.startswith("float8") else 1
+
+
+def _planned(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, gpu: bool) -> tuple[PlannedCollective, ...]:
     kind, _, number = task.name.partition(":")
     match kind:
         case "forward" | "score":
@@ -93,7 +104,8 @@ def _backward(stage: Stage, *, gpu: bool) -> Iterator[PlannedCollective]:
 def _in_program(chosen: ChosenLayer, tiles: LayerTiles) -> Iterator[PlannedCollective]:
     for one in tiles.steps:
         if isinstance(one, Exchange):
-            yield PlannedCollective(one.lane, round(max(one.read.num_bytes, one.made.num_bytes)), InProgram(chosen, one.origin))
+            num_bytes = round(max(one.read.num_bytes, one.made.num_bytes))
+            yield PlannedCollective(one.lane, one.made.dtype, num_bytes, InProgram(chosen, one.origin))
 
 
 def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[PlannedCollective]:
@@ -162,8 +174,7 @@ def _moved_layout(layout: Layout, target: Spec, words: str) -> Iterator[PlannedC
 
 def _moves(layout: Layout, moves: Sequence[Move], words: str) -> Iterator[PlannedCollective]:
     """Moves of what `layout` says, whatever its spec."""
-    itemsize = layout.num_bytes // prod(layout.shape) if layout.shape else layout.num_bytes
     for move in moves:
         if not move.is_local:
             larger = max(prod(spec.local_shape(layout.shape, layout.mesh)) for spec in (move.before, move.after))
-            yield PlannedCollective(move.lane, itemsize * larger, AtBorder(words))
+            yield PlannedCollective(move.lane, layout.dtype, dtype_of(layout).itemsize * larger, AtBorder(words))

@@ -70,6 +70,32 @@ def test_long_or_light_scans_stay():
     assert "scan" in scan(lambda x, _: (x * 2, None), 5)
 
 
+def test_what_is_for_differentiation_goes_afterwards():
+    def solved(x):
+        square = x[:, :3] @ x[:, :3].T + 4 * jnp.eye(3)
+        return jnp.sum(jnp.linalg.solve(square, x) * jax.scipy.sparse.linalg.cg(lambda y: square @ y, x, maxiter=3)[0])
+
+    gradient = jax.jit(jax.grad(solved))
+    flat = inline_all(jax.make_jaxpr(gradient)(X), unguarded=frozenset())
+    assert "custom_linear_solve" not in names(flat), "neither the solver nor that of the transposed system, which the gradient asks for"
+    np.testing.assert_allclose(run(flat, X)[0], gradient(X), rtol=1e-4, atol=1e-6)
+
+
+def test_a_choice_among_the_same_is_none():
+    one = inline_all(jax.make_jaxpr(lambda p, x: jax.lax.select_n(p, x, x))(X > 0, X), unguarded=frozenset())
+    assert names(one) == [] and run(one, X > 0, X)[0] is X
+    other = inline_all(jax.make_jaxpr(jax.lax.select_n)(X > 0, X, X), unguarded=frozenset())
+    assert names(other) == ["select_n"]
+
+
+def test_heavy_loops_of_an_update_are_unrolled():
+    orthogonal = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: 1.5 * y - 0.5 * y @ y.T @ y, x))(X)
+    assert names(orthogonal) == ["scan"]
+    flat = inline_update(orthogonal)
+    assert "scan" not in names(flat) and names(flat).count("dot_general") == 6
+    np.testing.assert_allclose(run(flat, X)[0], run(orthogonal, X)[0], rtol=1e-6)
+
+
 def test_keys_are_of_content():
     def flat(function):
         return inline_all(jax.make_jaxpr(function)(X), unguarded=frozenset())

@@ -121,11 +121,29 @@ def odd_batch(rows: int) -> dict[str, np.ndarray]:
     return {"x": numbers(rows, 4, seed=rows), "y": numbers(rows, 2, seed=rows + 1)}
 
 
+def hollow_loss(params: Any, batch: Any) -> jax.Array:
+    """Arrays without elements: a parameter, pieces of a scan by halves, what a gather takes, and what a product sums over."""
+    x = jnp.tanh(batch["x"] @ params["enter"])
+    x = lax.associative_scan(lambda left, right: 0.5 * left + right, x, axis=1)
+    nothing = jnp.sin(x[:, :0]) @ params["square"]
+    x = jnp.concatenate([nothing, x, x[:, jnp.zeros(0, int)]], axis=1)
+    x = x + jnp.einsum("rtw,rtv->rwv", nothing, nothing).sum((1, 2))[:, None, None]
+    return jnp.mean((x.mean(1) @ params["last"] - batch["y"]) ** 2) + jnp.sum(params["none"] ** 2)
+
+
+HOLLOW = {"enter": numbers(4, 8), "square": numbers(8, 8), "last": numbers(8, 2), "none": numbers(0, 8)}
+
+
+def hollow_batch(rows: int) -> dict[str, np.ndarray]:
+    return {"x": numbers(rows, 4, 4, seed=rows), "y": numbers(rows, 2, seed=rows + 1)}
+
+
 GRAPHS: dict[str, tuple[Loss, dict[str, np.ndarray], Callable[[int], dict[str, np.ndarray]]]] = {
     "image": (image_loss, IMAGE, image_batch),
     "recurrent": (recurrent_loss, RECURRENT, recurrent_batch),
     "experts": (experts_loss, EXPERTS, experts_batch),
     "odd": (odd_loss, ODD, odd_batch),
+    "hollow": (hollow_loss, HOLLOW, hollow_batch),
 }
 
 
