@@ -218,6 +218,8 @@ def to_config(composed: Composed) -> ExperimentConfig:
     values = _with_absolute_paths(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)))
     late = ("model", "model_path", "resolved")  # the model imports jax, and a wrong number should not wait for that
     built = {field: _build(kind, values[field], field) for field, kind in _fields(ExperimentConfig) if field not in late}
+    if values["model_path"] and not Path(values["model_path"]).is_dir():
+        raise ConfigError(f"model_path={values['model_path']} is not a folder, expected the one that the model's module lies in")
     if values["model_path"] and values["model_path"] not in sys.path:
         sys.path.append(values["model_path"])  # behind all others: nothing there can pose as a module of ours
     model = _build_model(values["model"])
@@ -368,7 +370,7 @@ def _build_model(values: Mapping[str, Any]) -> Model:
         model = instantiate(OmegaConf.create(dict(values)), _convert_="all")
     except (HydraException, OmegaConfBaseException) as error:
         arguments = ", ".join(sorted(set(values) - {"_target_"}))
-        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error)}. Is its module on Python's path?") from error
+        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error)}") from error
     lacking = [method for method in ("init", "loss", "batch") if not callable(getattr(model, method, None))]
     if lacking:
         raise ConfigError(f"model: {target} lacks {', '.join(lacking)}; alpa_hpc/training/model.py documents what a model must offer")
@@ -388,7 +390,8 @@ def _folder_of_module(target: str) -> str:
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {error}".rstrip(".")
+    hint = ". Is its module on Python's path, or in model_path=FOLDER?" if isinstance(error, ImportError) else ""
+    return f"{type(error).__name__}: {error}".rstrip(".") + hint
 
 
 def _first_line(error: Exception) -> str:

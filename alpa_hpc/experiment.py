@@ -117,7 +117,7 @@ def check_run(config: ExperimentConfig, launcher: Launcher) -> None:
     if config.mode is Mode.FULL:
         launcher.check()
         open_training_data(config)
-    if config.mode is not Mode.PLAN:
+    if config.mode is not Mode.PLAN or config.profiling.source is CostSource.MEASURED:  # else this process plans, and finds it out itself
         find_candidates(prepared(config).step, config.cluster, config.search)
 
 

@@ -1,12 +1,14 @@
 """ExperimentConfig -> the parts that several jobs make from it alike: the traced step, the data, the cost store, ranks, the result."""
 
 import os
+from numbers import Integral
 from pathlib import Path
 
 from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.calibration.request import calibrated_name, is_calibrated
 from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
 from alpa_hpc.config import ExperimentConfig
+from alpa_hpc.errors import ConfigError
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.files import is_there
@@ -39,7 +41,10 @@ def open_training_data(config: ExperimentConfig) -> DataSource:
 
 def num_values_of(model: object) -> int:
     """How many tokens or classes a model knows: its field `vocab` or `num_classes`, which data of integers need."""
-    return int(getattr(model, "vocab", getattr(model, "num_classes", 0)))
+    found = getattr(model, "vocab", getattr(model, "num_classes", 0))
+    if not isinstance(found, Integral):
+        raise ConfigError(f"the model's vocab or num_classes is {found!r}, expected a whole number: integers in its batches are below it")
+    return int(found)
 
 
 def cost_store(config: ExperimentConfig, paths: RunPaths) -> Path:

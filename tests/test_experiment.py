@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -18,7 +19,7 @@ from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.models.gpt import GPT
-from alpa_hpc.parts import key_of_search, prepared
+from alpa_hpc.parts import key_of_search, num_values_of, prepared
 from alpa_hpc.training.metrics import read_metrics
 from alpa_hpc.verify import target
 
@@ -41,6 +42,20 @@ def test_a_planning_that_fails_here_says_so_in_its_folder(tmp_path: Path, capsys
     assert (status.state, status.exit_code) == (JobState.FAILED, 1)
     assert "cannot be cut into 500 layers" in status.message
     assert capsys.readouterr().out == f"run folder: {paths.root}\n"
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_planning_that_would_fail_in_a_job_is_refused_before_one_starts(tmp_path: Path, launcher: str) -> None:
+    asked = [*TINY, "mode=plan", "profiling=measured", f"launcher={launcher}", "layers.num_layers=500", f"runs={tmp_path}"]
+    with pytest.raises(TraceError, match="cannot be cut into 500 layers"):
+        run(compose_experiment("quickstart", asked))
+    assert not (tmp_path / "quickstart").exists()
+
+
+@pytest.mark.parametrize("vocab", [None, "many", 2.5])
+def test_data_that_cannot_know_the_range_of_integers_says_so(vocab: object) -> None:
+    with pytest.raises(ConfigError, match=f"vocab or num_classes is {vocab!r}, expected a whole number"):
+        num_values_of(SimpleNamespace(vocab=vocab))
 
 
 def test_a_training_that_goes_astray_stops_and_says_so(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Flat jaxpr -> the same jaxpr, or a fault with the equations around it."""
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import place_of_equation
-from alpa_hpc.ir.graph import variables
-from alpa_hpc.ir.inline import ALL_CALLS
+from alpa_hpc.ir.graph import aval_of, variables
+from alpa_hpc.ir.inline import ALL_CALLS, nested_jaxprs
 
 _NEIGHBOURS = 3
+_WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
 
 
 def check_flat(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
@@ -35,6 +37,27 @@ def check_effects(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
                 f"{neighbourhood(closed.jaxpr.eqns, position)}"
             )
     return closed
+
+
+def check_widths(closed: ClosedJaxpr, *, where: str) -> ClosedJaxpr:
+    """No equation makes 64 bits where jax has none: a part that is traced by itself would have 32; raises TraceError with the equation."""
+    wide = None if jax.config.read("jax_enable_x64") else _first_wide(closed.jaxpr)
+    if wide is not None:
+        raise TraceError(
+            f"{where}: '{wide.primitive}' makes {', '.join(str(var.aval) for var in wide.outvars)} under jax.enable_x64, and pieces of a "
+            f"step are traced outside of it. Use 32 bits there, or set JAX_ENABLE_X64=1 for the whole run{place_of_equation(wide)}"
+        )
+    return closed
+
+
+def _first_wide(jaxpr: Jaxpr) -> JaxprEqn | None:
+    for equation in jaxpr.eqns:
+        inner = next(filter(None, map(_first_wide, nested_jaxprs(equation))), None)
+        if inner is not None:
+            return inner
+        if any(str(aval_of(var).dtype) in _WIDE for var in equation.outvars):
+            return equation
+    return None
 
 
 def neighbourhood(equations: list[JaxprEqn], position: int) -> str:

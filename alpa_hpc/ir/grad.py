@@ -254,9 +254,11 @@ def _check_result(result: object, reduction: Reduction) -> None:
     leaves = jax.tree.leaves(result)
     expected = 2 if isinstance(reduction, SumCount) else 1
     found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-    if len(leaves) != expected or any(leaf.shape for leaf in leaves):
+    is_bare = jax.tree_util.treedef_is_leaf(jax.tree.structure(result))
+    if len(leaves) != expected or (expected == 1 and not is_bare) or any(leaf.shape for leaf in leaves):
         wanted = "a pair of scalars (sum, count)" if expected == 2 else "one scalar"
-        raise TraceError(f"the loss must return {wanted}, found {found or 'nothing'}. Reduce it over the rows inside the loss.")
+        held = f" in a {type(result).__name__}" if leaves and not is_bare else ""
+        raise TraceError(f"the loss must return {wanted}, found {found or 'nothing'}{held}. Reduce it over the rows inside the loss.")
     if not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         raise TraceError(f"the loss must be of a floating dtype, found {found}. Cast it inside the loss.")
 

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from alpa_hpc.errors import TraceError
-from alpa_hpc.ir.check import check_effects, short
+from alpa_hpc.ir.check import check_effects, check_widths, short
 from alpa_hpc.ir.faults import faults_of, place_of_equation
 from alpa_hpc.ir.grad import NOWHERE, AuxKind, LossBoundary, LossReached, Reduction, SumCount, loss_gradient_p, tracing
 from alpa_hpc.ir.graph import Atom, assemble, aval_of, constants_of, reached, variables
@@ -178,6 +178,7 @@ def _trace_outer(step: _LeafStep, state: list[Any], batch: object, until: int = 
     with tracing(until) as boundaries, faults_of("the train step"):
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
     check_effects(closed, where="train step")
+    check_widths(closed, where="train step")
     flat = rewrite(closed, CALLS, {})
     found = [equation for equation in flat.jaxpr.eqns if equation.primitive is loss_gradient_p]
     hidden = [equation for equation in flat.jaxpr.eqns if any(_holds_gradient(inner.eqns) for inner in nested_jaxprs(equation))]
@@ -335,6 +336,7 @@ def _loss(micro: LossBoundary, whole: LossBoundary) -> ClosedJaxpr:
             "Auxiliary outputs must not have a dim of the batch: reduce them inside the loss."
         )
     check_effects(micro.loss, where="loss")
+    check_widths(micro.loss, where="loss")
     jaxpr = micro.loss.jaxpr
     if reached(jaxpr.eqns, jaxpr.invars[: micro.num_params]).isdisjoint(variables(jaxpr.outvars[:1])):
         raise TraceError("the loss depends on none of the parameters it is differentiated in, so there is nothing to train.")

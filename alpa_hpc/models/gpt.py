@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from alpa_hpc.models.sizes import check_counts, check_dtype, check_share
 from alpa_hpc.models.transformer import (
     Params,
     attention,
@@ -42,7 +43,10 @@ class GPT:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_counts(self, num_layers=1, hidden=1, num_heads=1, vocab=2, sequence=1)
         check_heads(self.hidden, self.num_heads)
+        check_share(self, "dropout", below=1)
+        check_dtype(self.dtype)
 
     def init(self, key: jax.Array) -> Tree:
         """Random float32 parameters: {"blocks": [{...}, ...], "embedding", "output_bias"}."""

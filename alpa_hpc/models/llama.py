@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from alpa_hpc.models.sizes import check_counts, check_dtype, check_positive
 from alpa_hpc.models.transformer import (
     Params,
     causal_softmax,
@@ -47,7 +48,10 @@ class Llama:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.num_kv_heads < 1 or self.num_heads < 1 or self.num_heads % self.num_kv_heads:
+        check_counts(self, num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, mlp_width=1, vocab=2, sequence=1)
+        check_positive(self, "rotary_base")
+        check_dtype(self.dtype)
+        if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads is {self.num_heads}, expected a multiple of num_kv_heads={self.num_kv_heads}")
         if self.hidden % (2 * self.num_heads):
             raise ValueError(f"hidden is {self.hidden}, expected a multiple of 2 * num_heads={2 * self.num_heads}: dims turn in pairs")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from alpa_hpc.models.sizes import check_counts, check_dtype, check_positive, check_share
 from alpa_hpc.models.transformer import (
     Params,
     attention,
@@ -56,6 +57,7 @@ class MoE:
     """Sizes of the model.
 
     num_layers:      dense and mixture layers together, an even number
+    num_experts:     at least 2, as each token goes to two
     group_size:      tokens that are routed together; a microbatch with fewer is one group
     mlp_factor:      width of all feed-forward networks, over `hidden`
     capacity_factor: slots of all experts over the tokens of a group; 2 gives each of a token's two choices a slot, if they are balanced
@@ -76,11 +78,13 @@ class MoE:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.num_layers % 2 or self.num_layers < 2:
+        check_counts(self, num_layers=2, hidden=1, num_heads=1, num_experts=2, vocab=2, sequence=1, group_size=1, mlp_factor=1)
+        if self.num_layers % 2:
             raise ValueError(f"num_layers is {self.num_layers}, expected an even number: every second layer is a mixture of experts")
-        if self.num_experts < 2:
-            raise ValueError(f"num_experts is {self.num_experts}, expected at least 2: each token goes to two experts")
         check_heads(self.hidden, self.num_heads)
+        check_positive(self, "capacity_factor")
+        check_share(self, "aux_weight")
+        check_dtype(self.dtype)
 
     def init(self, key: jax.Array) -> Tree:
         """Random float32 parameters: {"pairs": [{"dense": {...}, "mixture": {...}}, ...], "embedding", "output_bias"}."""

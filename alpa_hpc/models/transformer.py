@@ -31,7 +31,7 @@ def depth_scale(num_layers: int) -> float:
 
 def check_heads(hidden: int, num_heads: int) -> None:
     """Raise ValueError where heads do not share out the hidden dims."""
-    if num_heads < 1 or hidden % num_heads:
+    if hidden % num_heads:
         raise ValueError(f"hidden is {hidden} and num_heads {num_heads}, expected a multiple of num_heads: heads share it out evenly")
 
 

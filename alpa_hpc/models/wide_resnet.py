@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from alpa_hpc.models.sizes import check_counts, check_dtype
 from alpa_hpc.models.transformer import cross_entropy
 
 Tree = dict[str, Any]
@@ -64,6 +65,8 @@ class WideResNet:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        check_counts(self, depth=1, channels=1, width=1, num_classes=2, image=32)
+        check_dtype(self.dtype)
         if self.depth not in BLOCKS:
             raise ValueError(f"depth is {self.depth}, expected one of {', '.join(map(str, BLOCKS))}")
         if self.image % 32:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpa_hpc.errors import ConfigError
+from alpa_hpc.training.batch import batch_shapes
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.options import DataKind, DataOptions
 
@@ -87,7 +88,7 @@ class SyntheticBatches:
     def batch(self, split: Split, batch_size: int, seed: int, step: int) -> Batch:
         """A batch with the structure of `model.batch(batch_size)`."""
         generator = _generator(split, seed, step)
-        return jax.tree.map(lambda leaf: _noise(leaf, self.num_values, generator), self.model.batch(batch_size))
+        return jax.tree.map(lambda leaf: _noise(leaf, self.num_values, generator), batch_shapes(self.model, batch_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +182,7 @@ def pattern_images(shape: tuple[int, int, int], num_classes: int) -> PatternImag
 
 
 def _num_values(model: Model, num_values: int) -> int:
-    integers = [leaf for leaf in jax.tree.leaves(model.batch(1)) if np.issubdtype(leaf.dtype, np.integer)]
+    integers = [leaf for leaf in jax.tree.leaves(batch_shapes(model, 1)) if np.issubdtype(leaf.dtype, np.integer)]
     if integers and num_values < 1:
         raise ConfigError(
             "the model's batch has integers, and it is not known from which range: give the model a field `vocab` (its tokens are "
@@ -191,7 +192,7 @@ def _num_values(model: Model, num_values: int) -> int:
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:
-    batch = model.batch(1)
+    batch = batch_shapes(model, 1)
     described = {name: (leaf.dtype, len(leaf.shape)) for name, leaf in batch.items()} if isinstance(batch, dict) else batch
     if described != {"images": (np.float32, 4), "labels": (np.int32, 1)}:
         raise ConfigError(
@@ -203,7 +204,7 @@ def _image_shape(model: Model) -> tuple[int, int, int]:
 
 
 def _text_sequence(model: Model) -> int:
-    batch = model.batch(1)
+    batch = batch_shapes(model, 1)
     tokens = batch.get("tokens") if isinstance(batch, dict) and len(batch) == 1 else None
     if tokens is None or tokens.dtype != np.int32 or len(tokens.shape) != 2 or tokens.shape[1] < 2:
         raise ConfigError(
@@ -223,6 +224,8 @@ def _windows(tokens: NDArray[Any], split: Split, batch_size: int, sequence: int,
 def _noise(leaf: Any, num_values: int, generator: np.random.Generator) -> NDArray[Any]:
     if np.issubdtype(leaf.dtype, np.integer):
         return generator.integers(0, num_values, size=leaf.shape).astype(leaf.dtype)
+    if leaf.dtype == np.bool_:
+        return generator.integers(0, 2, size=leaf.shape).astype(leaf.dtype)
     return generator.standard_normal(size=leaf.shape, dtype=np.float32).astype(leaf.dtype)
 
 

@@ -5,13 +5,13 @@ from functools import partial
 
 import jax
 
-from alpa_hpc.errors import TraceError
 from alpa_hpc.garbage import seldom_collected
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import Clustering, LayerOptions
 from alpa_hpc.timed import Timed, untimed
+from alpa_hpc.training.batch import batch_shapes
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.optimiser import build_optimiser
 from alpa_hpc.training.options import TrainingOptions
@@ -41,14 +41,9 @@ def prepare(
 
     def trace() -> TracedStep:
         state = jax.eval_shape(train_step.init, jax.eval_shape(lambda: jax.random.key(0)))
-        return trace_step(train_step.step, state, model.batch(training.batch_size), num_microbatches=num_microbatches)
+        return trace_step(train_step.step, state, batch_shapes(model, training.batch_size), num_microbatches=num_microbatches)
 
     traced = timed("trace", trace)
-    if traced.num_rows != training.batch_size:
-        raise TraceError(
-            f"the model's batch({training.batch_size}) has {traced.num_rows} rows, expected {training.batch_size}: "
-            "the first dim of each of its arrays must be the argument"
-        )
     cut = partial(cut_layers, traced, num_layers=layers.num_layers, imbalance=layers.imbalance, clustering=clustering)
     step = timed("layers", cut)
     return Prepared(train_step, traced, step)

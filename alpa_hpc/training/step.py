@@ -15,6 +15,7 @@ import optax
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import faults_of
 from alpa_hpc.ir.grad import value_and_grad
+from alpa_hpc.training.batch import batch_shapes
 from alpa_hpc.training.model import Model
 
 State = dict[str, Any]
@@ -71,25 +72,22 @@ def _loss_reads_key(model: Model) -> bool:
     with faults_of("the model's init"):
         params = jax.eval_shape(model.init, key)
     _check_params(params)
-    with faults_of("the model's batch"):
-        batch = model.batch(1)
-    _check_batch(batch)
+    batch = batch_shapes(model, 1)
     with faults_of("the model's loss"):
         jaxpr = jax.make_jaxpr(model.loss)(params, batch, key).jaxpr
     return any(variable is jaxpr.invars[-1] for equation in jaxpr.eqns for variable in equation.invars)
 
 
 def _check_params(params: Any) -> None:
+    if not jax.tree.leaves(params):
+        raise TraceError(f"the model's init gives {params!r}, expected a pytree of arrays: there is nothing to train.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if any(size < 0 for size in leaf.shape):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise TraceError(f"the model's init gives parameter '{name}' of shape {list(leaf.shape)}, expected sizes >= 0.")
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise TraceError(
                 f"the model's init gives parameter '{name}' of dtype {leaf.dtype}, expected a floating one, since every parameter is "
                 "trained. Make a constant a field of the model, or build it inside the loss."
             )
-
-
-def _check_batch(batch: Any) -> None:
-    for leaf in jax.tree.leaves(batch):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TraceError(f"the model's batch gives {leaf!r}, expected a pytree of jax.ShapeDtypeStruct.")

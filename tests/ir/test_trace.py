@@ -38,6 +38,12 @@ def scan_once(function, w):
 
 GOOD = simple(lambda state, batch: value_and_grad(loss)(state["w"], batch))
 
+
+def wide_loss(w, batch):
+    with jax.enable_x64():
+        return loss(w, batch) + jnp.mean(w.astype(jnp.float64)).astype(jnp.float32)
+
+
 BAD_GRADIENTS = {
     "needs one alpa_hpc.value_and_grad .* found 0": lambda s, b: jax.value_and_grad(loss)(s["w"], b),
     "cast inside the loss instead": lambda s, b: value_and_grad(loss)(s["w"] * 1.5, b),
@@ -50,6 +56,9 @@ BAD_GRADIENTS = {
     "reads parameter 'w'": lambda s, b: value_and_grad(lambda w, v: loss(w, b) * v)(s["w"], jnp.sum(s["w"])),
     "cannot be split by rows into 2": lambda s, b: value_and_grad(lambda w, mean: loss(w, b) * mean)(s["w"], jnp.mean(b["x"])),
     "differentiates the first argument": lambda s, b: value_and_grad(loss, argnums=1)(s["w"], b),
+    "must return one scalar, found float32.. in a dict": lambda s, b: value_and_grad(lambda w: {"loss": jnp.mean(b["x"] @ w)})(s["w"]),
+    "must return one scalar, found float32.., float32.. in a tuple": lambda s, b: value_and_grad(lambda w: (w[0, 0], w[0, 0]))(s["w"]),
+    "loss: 'convert_element_type' makes float64.* under jax.enable_x64": lambda s, b: value_and_grad(wide_loss)(s["w"], b),
     "must return a pair of scalars": lambda s, b: value_and_grad(loss, reduction=SumCount())(s["w"], b),
     "must be of a floating dtype": lambda s, b: value_and_grad(lambda w: jnp.sum(w > 0))(s["w"]),
 }

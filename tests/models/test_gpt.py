@@ -69,7 +69,7 @@ def test_dropout_depends_on_the_key_alone():
     assert loss(params, batch, jax.random.key(1)) != loss(params, batch, jax.random.key(2))
 
 
-@pytest.mark.parametrize("heads", [0, -1, 3])
+@pytest.mark.parametrize("heads", [3, 32])
 def test_heads_share_out_the_hidden_dims(heads: int):
     with pytest.raises(ValueError, match=f"hidden is 16 and num_heads {heads}, expected a multiple of num_heads"):
         GPT(num_layers=2, hidden=16, num_heads=heads, vocab=32, sequence=8)

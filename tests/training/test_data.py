@@ -162,6 +162,11 @@ def test_synthetic_batches_have_the_models_structure() -> None:
     jax.tree.map(np.testing.assert_array_equal, batch, again)
 
 
+def test_bools_are_drawn_too() -> None:
+    [drawn] = open_data(SYNTHETIC, Shapes(np.bool_), 0).batch(Split.TRAINING, 4, 0, 0).values()
+    assert drawn.dtype == np.bool_ and 0 < drawn.mean() < 1
+
+
 def test_integers_of_an_unknown_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="`vocab` .* or `num_classes`"):
         open_data(SYNTHETIC, Images(), 0)

@@ -11,8 +11,9 @@ import pytest
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.layers.options import LayerOptions
+from alpa_hpc.training.data import open_data
 from alpa_hpc.training.optimiser import build_optimiser
-from alpa_hpc.training.options import OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import DataKind, DataOptions, OptimiserKind, TrainingOptions
 from alpa_hpc.training.prepare import prepare
 from alpa_hpc.training.step import build_train_step
 
@@ -172,9 +173,44 @@ class Shapeless(Regression):
         return {"x": (batch_size, 3)}
 
 
+class Nothing(Regression):
+    def init(self, key: jax.Array) -> Any:
+        return {}
+
+
+class Negative(Regression):
+    def init(self, key: jax.Array) -> Any:
+        return {"w": jax.random.normal(key, (-3, 1))}
+
+
+class Fractions(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return {**super().batch(batch_size), "y": jax.ShapeDtypeStruct((batch_size, 0.5), jnp.float32)}  # pyright: ignore[reportArgumentType]
+
+
+class Keys(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return {**super().batch(batch_size), "key": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch_size))}
+
+
+class Empty(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return None
+
+
+class Doubled(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return {**super().batch(batch_size), "y": jax.ShapeDtypeStruct((2 * batch_size, 1), jnp.float32)}
+
+
 class Numbers(Regression):
     def init(self, key: jax.Array) -> Any:
         return {"w": np.ones((3, 1), np.float32), "b": 0.5}
+
+
+class OneRow(Regression):
+    def batch(self, batch_size: int) -> Any:
+        return super().batch(1)
 
 
 class FourRows(Regression):
@@ -188,14 +224,36 @@ def test_a_fault_of_the_users_own_method_is_named_with_its_line(model: Regressio
         build_train_step(model, build_optimiser(OPTIONS))
 
 
-def test_a_parameter_that_cannot_be_trained_is_named() -> None:
-    with pytest.raises(TraceError, match="parameter 'count' of dtype int32, expected a floating one"):
-        build_train_step(Untrainable(), build_optimiser(OPTIONS))
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Untrainable(), "parameter 'count' of dtype int32, expected a floating one"),
+        (Nothing(), "init gives {}, expected a pytree of arrays"),
+        (Negative(), r"parameter 'w' of shape \[-3, 1\], expected sizes >= 0"),
+    ],
+)
+def test_a_parameter_that_cannot_be_trained_is_named(model: Regression, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        build_train_step(model, build_optimiser(OPTIONS))
 
 
-def test_a_batch_without_shapes_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"batch gives .*, expected a pytree of jax\.ShapeDtypeStruct"):
-        build_train_step(Shapeless(), build_optimiser(OPTIONS))
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Shapeless(), r"batch gives .*, expected a pytree of jax\.ShapeDtypeStruct"),
+        (Empty(), r"batch gives None, expected a pytree of jax\.ShapeDtypeStruct"),
+        (Fractions(), r"shape \(1, 0\.5\), expected whole numbers"),
+        (Keys(), "array of key<fry>, expected numbers"),
+        (Doubled(), r"batch\(1\) has 1 and 2 rows, expected 1"),
+        (FourRows(), r"batch\(1\) has 4 rows, expected 1"),
+        (BadBatch(), r"the model's batch raises ValueError: a bug \("),
+    ],
+)
+def test_a_batch_that_is_none_is_refused_wherever_it_is_asked_for(model: Regression, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        build_train_step(model, build_optimiser(OPTIONS))
+    with pytest.raises(TraceError, match=message):
+        open_data(DataOptions(kind=DataKind.SYNTHETIC, path="", held_out_fraction=0.0), model, 0)
 
 
 def test_parameters_may_be_numbers_and_numpy_arrays() -> None:
@@ -205,5 +263,5 @@ def test_parameters_may_be_numbers_and_numpy_arrays() -> None:
 
 
 def test_a_batch_of_another_size_than_asked_for_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"batch\(8\) has 4 rows, expected 8"):
-        prepare(FourRows(), OPTIONS, LayerOptions(num_layers=1, imbalance=0.5), 2)
+    with pytest.raises(TraceError, match=r"batch\(8\) has 1 rows, expected 8"):
+        prepare(OneRow(), OPTIONS, LayerOptions(num_layers=1, imbalance=0.5), 2)
