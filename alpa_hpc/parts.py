@@ -24,6 +24,7 @@ from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, i
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.stages.options import CheckTarget, with_layers_for
 from alpa_hpc.timed import Timed, untimed
+from alpa_hpc.training.batch import batch_shapes
 from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.prepare import Prepared, prepare
 
@@ -111,7 +112,7 @@ def store_result(config: ExperimentConfig, paths: RunPaths) -> None:
 
 
 def _work_of_a_step(config: ExperimentConfig) -> Work:
-    batch = config.model.batch(config.training.batch_size)
+    batch = batch_shapes(config.model, config.training.batch_size)
     if isinstance(batch, dict) and "tokens" in batch:
         return Work(Unit.TOKENS, int(batch["tokens"].size))
     return Work(Unit.EXAMPLES, config.training.batch_size)

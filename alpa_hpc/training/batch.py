@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import faults_of
@@ -34,7 +35,7 @@ def batch_shapes(model: Model, batch_size: int) -> Any:
 def _check_leaf(leaf: object) -> None:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         raise TraceError(f"the model's batch gives {leaf!r}, expected a pytree of jax.ShapeDtypeStruct.")
-    if not all(isinstance(size, int) and size >= 0 for size in leaf.shape):
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in leaf.shape):
         raise TraceError(f"the model's batch gives the shape {leaf.shape}, expected whole numbers >= 0.")
     if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
         raise TraceError(
