@@ -29,6 +29,8 @@ def _forward(task: "_Task", split: AbstractSplit) -> LayerTiles:
     tiles.run(problem.forward, (*outputs, *problem.residuals))
     for position, port in enumerate(problem.outputs):
         task.values[port.value] = tiles.leave(problem.forward, position, split.own(port.tensor))
+        tiles.kept.add(task.values[port.value])
+    tiles.kept.update(tiles.get(tensor, Origin(problem.forward, 0)) for tensor in problem.residuals)
     return tiles
 
 

@@ -61,7 +61,7 @@ class Compute:
 
     `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory;
     `turns` = its result lies in such an order, so that it is turned where it goes.
-    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes.
+    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes, `name` = its primitive's, or `CUT`.
     """
 
     work: Work
@@ -72,6 +72,7 @@ class Compute:
     turns: bool = False
     found: float = 0.0
     flop: float = 0.0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,17 +85,19 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A collective; what it reads and makes lies in memory."""
+    """A collective; what it reads and makes lies in memory. `repeated`: a broadcast is made of it afterwards."""
 
     lane: Lane
     read: Tile
     made: Tile
     origin: Origin
+    repeated: bool = False
 
 
 TileStep = Compute | Hold | Exchange
 
 INDEX_BYTES = 4
+CUT = "cut"  # the name of a step that takes this device's piece of a tile
 COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor"})  # whose operands XLA compares in any order
 
 Functions = dict[tuple[object, ...], tuple[Tile, ...]]
@@ -108,7 +111,7 @@ class LayerTiles:
     Layers that run in one task share `functions`: what one of them has made of the same tiles, another does not make again.
     `gpu`: whether XLA compiles for GPUs: a barrier then hides that what is behind it is the same, and instead of a broadcast its original
     is gathered.
-    `left` = the specs of tensors that stay as they are made.
+    `left` = the specs of tensors that stay as they are made; `kept` = tiles that are wanted when the task is over.
     """
 
     split: AbstractSplit
@@ -116,6 +119,7 @@ class LayerTiles:
     gpu: bool = True
     left: Mapping[int, Spec] = field(default_factory=dict[int, Spec])
     steps: list[TileStep] = field(default_factory=list[TileStep])
+    kept: set[Tile] = field(default_factory=set[Tile])
     _tiles: dict[tuple[int, Spec], Tile] = field(default_factory=dict[tuple[int, Spec], Tile])
     _arriving: dict[int, tuple[Tile, Spec]] = field(default_factory=dict[int, tuple[Tile, Spec]])
 
@@ -209,7 +213,7 @@ class LayerTiles:
             turns = work is Work.CONVOLUTION and makes_kernel(eqn)
             found = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
-            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, found, flop))
+            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, found, flop, eqn.primitive.name))
             self.functions[signature] = made
         return self.functions[signature]
 
@@ -243,7 +247,9 @@ class LayerTiles:
                 tile = self._made_of(tile, move, num_bytes, _cut_original(tile, move))
             elif self.gpu and tile.original and move.lane.kind is CollectiveKind.ALL_GATHER:
                 original = tile.original.tile
-                gathered = self._exchanged(move.lane, move, original, original.num_bytes * num_bytes / tile.num_bytes, origin)
+                gathered = self._exchanged(
+                    move.lane, move, original, original.num_bytes * num_bytes / tile.num_bytes, origin, repeated=True
+                )
                 tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes)
             else:
                 tile = self._exchanged(move.lane, move, tile, num_bytes, origin)
@@ -253,15 +259,15 @@ class LayerTiles:
         signature = (how, tile)
         if signature not in self.functions:
             made = Tile(num_bytes, tile.dtype, tile.itemsize, original)
-            self.steps.append(Compute(Work.FUSED, (tile,), (made,)))
+            self.steps.append(Compute(Work.FUSED, (tile,), (made,), name=CUT if isinstance(how, Move) else ""))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
 
-    def _exchanged(self, lane: Lane, how: object, tile: Tile, num_bytes: float, origin: Origin) -> Tile:
+    def _exchanged(self, lane: Lane, how: object, tile: Tile, num_bytes: float, origin: Origin, *, repeated: bool = False) -> Tile:
         signature = (lane, how, tile)
         if signature not in self.functions:
             made = Tile(num_bytes, tile.dtype, tile.itemsize)
-            self.steps.append(Exchange(lane, tile, made, origin))
+            self.steps.append(Exchange(lane, tile, made, origin, repeated))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
 

@@ -4,7 +4,7 @@ What a task exchanges follows from the plan in three ways: an equation reads an 
 split dims is completed, and an array goes from the spec of one border (of a layer, of the update) to that of the next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,6 +23,7 @@ from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import ChosenSplit
 from alpa_hpc.sharding.task_tiles import backward_tiles, forward_tiles
 from alpa_hpc.sharding.tiles import Exchange, LayerTiles, Origin, Tile
+from alpa_hpc.verify.narrowed import sent_sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,21 +91,25 @@ def _planned(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, g
 
 def _forward(stage: Stage, *, gpu: bool) -> Iterator[PlannedCollective]:
     tiles = forward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], gpu=gpu)
+    sent = sent_sizes(tiles) if gpu else None
     for chosen, one in zip(stage.layers, tiles, strict=True):
-        yield from _in_program(chosen, one)
+        yield from _in_program(chosen, one, sent)
 
 
 def _backward(stage: Stage, *, gpu: bool) -> Iterator[PlannedCollective]:
     """Gradients are never among what moves: they stay as they are made until the iteration ends."""
     tiles = backward_tiles([ChosenSplit(chosen, stage.shape) for chosen in stage.layers], gpu=gpu)
+    sent = sent_sizes(tiles) if gpu else None
     for chosen, one in zip(reversed(stage.layers), tiles, strict=True):
-        yield from _in_program(chosen, one)
+        yield from _in_program(chosen, one, sent)
 
 
-def _in_program(chosen: ChosenLayer, tiles: LayerTiles) -> Iterator[PlannedCollective]:
+def _in_program(chosen: ChosenLayer, tiles: LayerTiles, sent: Mapping[Exchange, int] | None = None) -> Iterator[PlannedCollective]:
+    """What a layer exchanges; `sent`: bytes an element of each collective, where they are fewer than its tiles have."""
     for one in tiles.steps:
         if isinstance(one, Exchange):
-            num_bytes = round(max(one.read.num_bytes, one.made.num_bytes))
+            itemsize = one.made.itemsize if sent is None else sent[one]
+            num_bytes = round(max(one.read.num_bytes, one.made.num_bytes) * itemsize / one.made.itemsize)
             yield PlannedCollective(one.lane, one.made.dtype, num_bytes, InProgram(chosen, one.origin))
 
 
