@@ -18,6 +18,7 @@ from alpa_hpc.runtime.tasks import StageTask, dtype_of
 from alpa_hpc.runtime.update_tasks import reduction_avals
 from alpa_hpc.sharding.apply import ChosenLayer, share_specs
 from alpa_hpc.sharding.build import Program
+from alpa_hpc.sharding.needed import needed
 from alpa_hpc.sharding.resharding import Lane, Move, joint_moves, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import ChosenSplit
@@ -79,7 +80,8 @@ def _planned(step: LayeredStep, stage: Stage, io: StageIO, task: StageTask, *, g
         case "partials":
             return tuple(_partials(step, stage, io, int(number)))
         case "update":
-            sums = () if step.update.rounds else _sums(step, stage, io.owned)
+            read = [param for param in io.owned if _reads_gradient(stage, param)]  # a frozen parameter's sum would be made for nobody
+            sums = () if step.update.rounds else _sums(step, stage, read)
             return (*sums, *_update(step, stage, io))
         case "reduce":
             return tuple(_sums(step, stage, (int(number),)))
@@ -111,6 +113,11 @@ def _in_program(chosen: ChosenLayer, tiles: LayerTiles, sent: Mapping[Exchange, 
             itemsize = one.made.itemsize if sent is None else sent[one]
             num_bytes = round(max(one.read.num_bytes, one.made.num_bytes) * itemsize / one.made.itemsize)
             yield PlannedCollective(one.lane, one.made.dtype, num_bytes, InProgram(chosen, one.origin))
+
+
+def _reads_gradient(stage: Stage, param: int) -> bool:
+    program = stage.update_of(param)[1]
+    return program.gradient in needed(program.update, program.update.outputs).before
 
 
 def _sums(step: LayeredStep, stage: Stage, params: Sequence[int]) -> Iterator[PlannedCollective]:

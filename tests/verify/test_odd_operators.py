@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.sharding import Mesh
@@ -19,12 +20,13 @@ from alpa_hpc.stages.options import CheckTarget
 from alpa_hpc.verify.check import LaneCheck, check_task
 from alpa_hpc.verify.narrowed import sent_sizes
 from alpa_hpc.verify.target import described_mesh
-from tests.random_plans import NUM_LAYERS, Family, Plan, Variant, sgd_step
+from tests.random_plans import NUM_LAYERS, Family, Plan, Variant, optax_step, sgd_step
 
 pytestmark = pytest.mark.slow
 
 WIDTH = 8
 SHAPE = MeshShape(2, 2)
+FROZEN_SEED = 0
 
 
 def numbers(*shape: int, seed: int) -> jax.Array:
@@ -110,6 +112,20 @@ def surplus(name: str, task: str, mesh: Mesh) -> list[LaneCheck]:
 @pytest.mark.parametrize("task", ["forward", "backward", "partials", "update"])
 def test_code_exchanges_what_is_planned_to_the_byte(name: str, task: str) -> None:
     assert surplus(name, task, variant(name).mesh) == []
+
+
+def test_the_gradient_of_a_frozen_parameter_is_summed_for_nobody() -> None:
+    params = {"enter": numbers(WIDTH, WIDTH, seed=0), "leave": numbers(WIDTH, WIDTH, seed=1)}
+    kinds = {"trained": optax.sgd(1.0), "frozen": optax.set_to_zero()}
+    optimiser = optax.multi_transform(kinds, {"enter": "frozen", "leave": "trained"})
+    state = {"params": params, "optimiser": optimiser.init(params)}
+    made = Family(optax_step(largest, optimiser), state, lambda rows: {"x": numbers(rows, WIDTH, seed=rows)})
+    one = Variant(0, NUM_LAYERS, SHAPE.sizes, remat=False, seed=FROZEN_SEED)
+    whole = made.assembly(Plan((one,), 2))
+    task = whole.tasks(0)["update"]
+    lanes = check_task(whole.step, whole.stages[0], whole.pipeline.stages[0], task, 0, compile_task(task, one.mesh)).lanes
+    assert lanes
+    assert [lane for lane in lanes if lane.planned_bytes != lane.compiled_bytes] == []
 
 
 @pytest.mark.gpu_code
