@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from alpa_hpc.cluster.hardware import ClusterSpec
@@ -204,11 +205,13 @@ def explain_plan(plan: ParallelPlan, cluster: ClusterSpec) -> str:
 
 
 def _check_metrics(traced: TracedStep) -> None:
-    """Raise TraceError for metrics that are no scalars, which cannot be reported."""
+    """Raise TraceError for metrics that are no real scalars, which cannot be reported."""
     metrics = traced.after.out_avals[len(traced.state_avals) :]
     for name, aval in zip(traced.metric_names, metrics, strict=True):
         if aval.shape:
             raise TraceError(f"metric '{name}' must be a scalar, found {aval.dtype}{list(aval.shape)}. Reduce it inside the step.")
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+            raise TraceError(f"metric '{name}' must be a real number, found {aval.dtype}. Report its parts or its size (jnp.abs).")
 
 
 def _host_leaves(traced: TracedStep, state: Any) -> dict[int, np.ndarray]:

@@ -225,6 +225,11 @@ def two_losses(state: Any, batch: Any) -> Any:
     return new_state, {**metrics, "other": other}
 
 
+def complex_metric(state: Any, batch: Any) -> Any:
+    new_state, metrics = mean_step(state, batch)
+    return new_state, {**metrics, "phase": metrics["loss"] + 1j}
+
+
 def vector_metric(state: Any, batch: Any) -> Any:
     new_state, _ = mean_step(state, batch)
     return new_state, {"steps": jnp.stack([state["steps"], state["steps"]])}
@@ -253,6 +258,7 @@ REFUSED = {
     "endless loop": (partial(mean_step, loss=endless), TraceError, "through 'while' .*test_api.py, line .*Use jax.lax.scan"),
     "fault of the loss": (partial(mean_step, loss=lambda params, batch: batch["no"]), TraceError, "KeyError: 'no' .*test_api.py"),
     "vector metric": (vector_metric, TraceError, "metric 'steps' must be a scalar"),
+    "complex metric": (complex_metric, TraceError, "metric 'phase' must be a real number, found complex64"),
 }
 
 

@@ -116,7 +116,7 @@ def test_code_exchanges_what_is_planned_to_the_byte(name: str, task: str) -> Non
 
 def test_the_gradient_of_a_frozen_parameter_is_summed_for_nobody() -> None:
     params = {"enter": numbers(WIDTH, WIDTH, seed=0), "leave": numbers(WIDTH, WIDTH, seed=1)}
-    kinds = {"trained": optax.sgd(1.0), "frozen": optax.set_to_zero()}
+    kinds: dict[Any, optax.GradientTransformation] = {"trained": optax.sgd(1.0), "frozen": optax.set_to_zero()}
     optimiser = optax.multi_transform(kinds, {"enter": "frozen", "leave": "trained"})
     state = {"params": params, "optimiser": optimiser.init(params)}
     made = Family(optax_step(largest, optimiser), state, lambda rows: {"x": numbers(rows, WIDTH, seed=rows)})
