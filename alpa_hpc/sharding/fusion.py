@@ -124,7 +124,10 @@ class _Memory:
         read, made = step.read.num_bytes, step.made.num_bytes
         across = any(self.spanning[axis] for axis in step.lane.axes)
         collective = Collective(step.lane, step.made.itemsize, max(read, made), made, across)
-        arrived = self.lifetimes.exchange(self.place(step.read).sources, collective)
+        sources = self.place(step.read).sources
+        if step.turned and sources & self.products:
+            sources = frozenset(self.lifetimes.run(sources, (read,), in_place=False, seconds=streaming_seconds(2 * read)))
+        arrived = self.lifetimes.exchange(sources, collective)
         self.arrived |= arrived
         self.placed[step.made] = _Placed(arrived, solid=True)
 

@@ -56,6 +56,14 @@ def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int) 
     return _Listing(first.problem.spanning).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
 
 
+@lru_cache(maxsize=1024)
+def resharding_memory(  # noqa: PLR0913 - an array's, and of two specs
+    shape: tuple[int, ...], itemsize: int, mesh: MeshShape, before: Spec, after: Spec, spanning: tuple[bool, bool]
+) -> float:
+    """Bytes a device that a task needs which brings an array from one spec to another, beside both."""
+    return _Listing(spanning).sync((_Exchange(shape, itemsize, mesh, (before,), after, ()),))
+
+
 def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
     return chosen.spec(chosen.problem.gradients[chosen.problem.layer.params.index(param)])
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import numpy as np
+
 from alpa_hpc.cluster.collectives import all_reduce
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.runtime.assemble import Assembly
@@ -15,7 +17,7 @@ from alpa_hpc.sharding.breakdown import StageSeconds
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.resharding import reshard_seconds
 from alpa_hpc.sharding.splits import ChosenSplit
-from alpa_hpc.sharding.update_memory import replica_memory, update_memory
+from alpa_hpc.sharding.update_memory import replica_memory, resharding_memory, update_memory
 from alpa_hpc.sharding.workspace import chosen_backward_workspace, chosen_forward_workspace
 from alpa_hpc.simulate.costs import SimulationCosts, transfer_seconds
 from alpa_hpc.simulate.simulate import simulate
@@ -66,8 +68,7 @@ def task_seconds(stage: PricedStage, tasks: Mapping[str, StageTask]) -> Mapping[
     seconds["update"] = stage.seconds.update.total
     for name, task in tasks.items():
         if name.startswith("gather:"):
-            wire, wanted = task.inputs[0], task.outputs[0]
-            assert isinstance(wire, Layout) and isinstance(wanted, Layout), "gathers take one array"
+            wire, wanted = _gathered(task)
             seconds[name] = reshard_seconds(stage.prices.mesh, wire.spec, wanted.spec, float(wire.num_bytes))
     return seconds
 
@@ -110,10 +111,26 @@ def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.joint,
     }
-    for kind, _, number in (name.partition(":") for name in tasks):
+    for name in tasks:
+        kind, _, number = name.partition(":")
         if kind == "reduce":
             known[f"reduce:{number}"] = partial(replica_memory, stage.layers, stage.shape, int(number))
+        if kind == "gather":
+            known[name] = partial(_gathering_bytes, tasks[name], stage.layers[0].problem.spanning)
     return {name: int(known[name]()) if name in known else 0 for name in tasks}
+
+
+def _gathering_bytes(task: StageTask, spanning: tuple[bool, bool]) -> float:
+    """Bytes a device that a gather needs beside the tile that has arrived and what is made of it."""
+    wire, wanted = _gathered(task)
+    return resharding_memory(wire.shape, np.dtype(wire.dtype).itemsize, wire.mesh, wire.spec, wanted.spec, spanning)
+
+
+def _gathered(task: StageTask) -> tuple[Layout, Layout]:
+    """What a gather reads and makes."""
+    wire, wanted = task.inputs[0], task.outputs[0]
+    assert isinstance(wire, Layout) and isinstance(wanted, Layout), "gathers take one array"
+    return wire, wanted
 
 
 def argument_bytes(argument: Argument) -> int:

@@ -8,8 +8,11 @@ import pytest
 from jax import lax
 
 from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.resharding import reshard_moves
+from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import EvenSplit
 from alpa_hpc.sharding.task_tiles import forward_tiles
+from alpa_hpc.sharding.tiles import _sums_inside
 from tests.sharding.test_workspace import one_layer
 
 Body = Callable[[jax.Array, jax.Array], jax.Array]
@@ -55,3 +58,13 @@ def test_equal_functions_are_one_step_and_operands_of_what_commutes_have_no_orde
 )
 def test_what_changes_nothing_is_no_step(change: Callable[[jax.Array], jax.Array], steps: int):
     assert count(lambda x, y: jnp.sum(change(x)) + jnp.sum(y)) == count(lambda x, y: jnp.sum(x) + jnp.sum(y)) + steps
+
+
+@pytest.mark.parametrize(("dim", "shape", "inside"), [(0, (8, 4), False), (1, (8, 4), True), (1, (1, 8), False), (2, (1, 2, 8), True)])
+def test_a_sum_is_inside_where_its_dim_has_others_in_front_of_it(dim: int, shape: tuple[int, ...], inside: bool):
+    rank = len(shape)
+    whole = Spec(((),) * rank, (0,))
+    [scatter] = reshard_moves(whole, Spec(tuple((0,) if at == dim else () for at in range(rank))), MeshShape(2, 1))
+    assert _sums_inside(scatter, shape) == inside
+    [reduce] = reshard_moves(whole, Spec(((),) * rank), MeshShape(2, 1))
+    assert not _sums_inside(reduce, shape)

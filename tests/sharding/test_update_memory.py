@@ -14,7 +14,7 @@ from alpa_hpc.sharding.resharding import Move, reshard_moves
 from alpa_hpc.sharding.shared_params import readers_of
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
-from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, update_memory
+from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, resharding_memory, update_memory
 from tests.planning import CLUSTER, prepared
 
 SHAPES = (MeshShape(4, 1), MeshShape(2, 2), MeshShape(1, 1))
@@ -130,3 +130,11 @@ def test_what_lies_between_two_gathers_is_there_of_all_parameters_but_for_those_
     assert len(between) > 3 and len(set(between)) > 1
     largest = [num_bytes for num_bytes in between if num_bytes == max(between)]
     assert sum(largest) <= update_memory(chosen(shape), shape).hand_out <= most
+
+
+def test_an_array_that_is_gathered_in_two_steps_lies_in_memory_half_gathered():
+    split, half, whole = Spec(((0,), (1,))), Spec(((0,), ())), Spec(((), ()))
+    size, mesh, here = 64 * 64 * 4, MeshShape(2, 4), (False, False)
+    assert resharding_memory((64, 64), 4, mesh, split, split, here) == 0
+    assert resharding_memory((64, 64), 4, mesh, half, whole, here) == 0
+    assert resharding_memory((64, 64), 4, mesh, split, whole, here) >= size / 2
