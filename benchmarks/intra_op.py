@@ -186,7 +186,7 @@ def within_memory(name: str, made: Prepared, prices: MeshPrices, restriction: Re
         except InfeasibleError:
             break
         held = optimum.solution.peak_bytes
-        total = int(held + chosen_workspace(optimum.stage.layers, optimum.stage.shape))
+        total = int(held + chosen_workspace(optimum.stage.layers, optimum.stage.shape, hiding=False))
         plans.append(Priced(name, optimum, remat, total))
         limit = min(held * 0.99, held - (total - memory))
     return plans

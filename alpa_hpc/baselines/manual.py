@@ -109,7 +109,7 @@ def _best(pricer: StagePricer, stage: ManualStage, held: int, memory_limit: floa
     found: list[tuple[StageOption, Stage]] = []
     for option in pricer.options(candidate):
         layers = pricer.choose(candidate, option.variant)
-        exact = replace(option, workspace_bytes=chosen_workspace(layers, stage.shape))
+        exact = replace(option, workspace_bytes=chosen_workspace(layers, stage.shape, hiding=pricer.cluster.device.hides_collectives))
         found.append((exact, Stage(stage.shape, layers)))
     if not found:
         raise PlanError(

@@ -20,7 +20,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One device. Memory in bytes (usable), rates in FLOP/s and bytes/s; `efficiency` scales the peak rates of matmuls."""
+    """One device. Memory in bytes (usable), rates in FLOP/s and bytes/s; `efficiency` scales the peak rates of matmuls.
+
+    `hides_collectives`: XLA puts its kernels in an order in which others run while a collective is under way, and what these read waits in
+    memory: so for GPUs from Hopper on (seen in code for H100 and A100), unless its latency hiding scheduler is asked for by a flag.
+    """
 
     kind: str
     memory: int
@@ -28,6 +32,7 @@ class DeviceSpec:
     flops_16bit: float
     memory_bandwidth: float
     efficiency: float
+    hides_collectives: bool = False
 
     def __post_init__(self) -> None:
         rates = (self.memory, self.flops_32bit, self.flops_16bit, self.memory_bandwidth)

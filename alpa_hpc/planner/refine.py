@@ -143,7 +143,9 @@ def looked_at(pricer: StagePricer, choices: Mapping[Signature, StageChoice], evi
     for one, choice in choices.items():
         if one not in looks:
             stage = chosen_stage(pricer, choice)
-            looks[one] = Look(modelled(choice, stage), chosen_workspace(stage.layers, stage.shape))
+            looks[one] = Look(
+                modelled(choice, stage), chosen_workspace(stage.layers, stage.shape, hiding=pricer.cluster.device.hides_collectives)
+            )
     return replace(evidence, looks=looks)
 
 

@@ -1,7 +1,8 @@
-"""The order in which XLA runs kernels on GPUs: collectives, one at a time, hidden behind what can wait.
+"""The order in which XLA runs kernels on GPUs: as a program lists them, or with collectives, one at a time, hidden behind what can wait.
 
-While a collective is under way XLA runs what nobody waits for, gradients of parameters above all: so what they are made of lies in memory
-until then. The order is found from the last kernel backward, as XLA's latency hiding scheduler does.
+The latter where its latency hiding scheduler is on, as it is from Hopper on. While a collective is under way that runs what nobody waits
+for, gradients of parameters above all: so what they are made of lies in memory until then. The order is found from the last kernel
+backward, as the scheduler does.
 """
 
 import heapq
@@ -14,32 +15,35 @@ from alpa_hpc.sharding.lifetimes import Kernel
 STEP = 1e-6  # seconds from any kernel to what it reads, as XLA thinks
 
 
-def ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels, which may be listed in any order, as XLA runs them."""
+def ordered(kernels: Sequence[Kernel], *, hiding: bool) -> list[Kernel]:
+    """The kernels, which may be listed in any order, as XLA runs them; `hiding` as DeviceSpec has it."""
     maker = {value: index for index, kernel in enumerate(kernels) for value in kernel.makes}
     needs = [{maker[value] for value in kernel.reads if value in maker} for kernel in kernels]
-    readers = [0] * len(kernels)
-    for found in needs:
+    readers: list[set[int]] = [set() for _ in kernels]
+    for index, found in enumerate(needs):
         for one in found:
-            readers[one] += 1
+            readers[one].add(index)
+    waiting = [len(found) for found in readers]
     if not any(kernel.starts for kernel in kernels):
-        return _as_listed(kernels, needs, readers)
-    return _Order(kernels, needs, _depths(kernels, needs), readers).from_the_last()[::-1]
+        return [kernels[-index] for index in _by_place([-index for index in range(len(kernels))], needs, waiting)][::-1]
+    if not hiding:
+        return [kernels[index] for index in _by_place(range(len(kernels)), readers, [len(found) for found in needs])]
+    return _Order(kernels, needs, _depths(kernels, needs), waiting).from_the_last()[::-1]
 
 
-def _as_listed(kernels: Sequence[Kernel], needs: Sequence[Set[int]], readers: list[int]) -> list[Kernel]:
-    """Kernels without any collective, each as late as what reads it allows, the last one listed last."""
-    ready = [-index for index, count in enumerate(readers) if count == 0]
+def _by_place(places: Sequence[int], follow: Sequence[Set[int]], waiting: list[int]) -> list[int]:
+    """Places of kernels, the least first, each once none is left that it waits for; `follow` = those that wait for a kernel."""
+    ready = [place for place, count in zip(places, waiting, strict=True) if count == 0]
     heapq.heapify(ready)
-    order: list[Kernel] = []
+    order: list[int] = []
     while ready:
-        index = -heapq.heappop(ready)
-        order.append(kernels[index])
-        for one in needs[index]:
-            readers[one] -= 1
-            if readers[one] == 0:
-                heapq.heappush(ready, -one)
-    return order[::-1]
+        place = heapq.heappop(ready)
+        order.append(place)
+        for one in follow[abs(place)]:
+            waiting[one] -= 1
+            if waiting[one] == 0:
+                heapq.heappush(ready, places[one])
+    return order
 
 
 def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]]) -> list[float]:

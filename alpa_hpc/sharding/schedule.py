@@ -17,12 +17,12 @@ COMBINED = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, 
 COMBINED_BYTES = 30 << 20  # up to which XLA makes one collective of several, by default (`xla_gpu_all_gather_combine_threshold_bytes`)
 
 
-def as_scheduled(lifetimes: Lifetimes) -> list[Kernel]:
-    """The kernels that XLA makes of those listed, in the order in which it runs them."""
+def as_scheduled(lifetimes: Lifetimes, *, hiding: bool) -> list[Kernel]:
+    """The kernels that XLA makes of those listed, in the order in which it runs them; `hiding` as DeviceSpec has it."""
     groups = Groups(_beside(lifetimes.kernels))
     _join_siblings(groups, lifetimes.barriers)
     _join_collectives(groups, _before(groups.members, lifetimes.results))
-    return ordered(_absorbed(groups.kernels(), lifetimes.kept))
+    return ordered(_absorbed(groups.kernels(), lifetimes.kept), hiding=hiding)
 
 
 def with_collectives_joined(kernels: Sequence[Kernel]) -> list[Kernel]:

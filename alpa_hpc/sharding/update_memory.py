@@ -41,27 +41,27 @@ class UpdateMemory:
         return max(self.joint, self.summed + max(self.sync, self.hand_out))
 
 
-def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape) -> UpdateMemory:
-    """What the update of the parameters that `layers` own needs."""
-    return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.spanning)
+def update_memory(layers: Sequence[ChosenLayer], shape: MeshShape, *, hiding: bool) -> UpdateMemory:
+    """What the update of the parameters that `layers` own needs; `hiding` as DeviceSpec has it."""
+    return _memory(tuple(_exchanges(layers, shape)), layers[0].problem.spanning, hiding)
 
 
-def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int) -> float:
+def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int, *, hiding: bool) -> float:
     """Bytes a device that the task needs which sums the gradient of a parameter owned by another stage, beside the sum."""
     readers = [chosen for chosen in layers if param in chosen.problem.layer.params]
     first = readers[0]
     arrives = dict(first.problem.replicas)[param]
     tensor, target = first.problem.tensors[arrives], first.spec(arrives)
     gradients = tuple(_gradient_spec(chosen, param) for chosen in readers)
-    return _Listing(first.problem.spanning).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
+    return _Listing(first.problem.spanning, hiding).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
 
 
 @lru_cache(maxsize=1024)
 def resharding_memory(  # noqa: PLR0913 - an array's, and of two specs
-    shape: tuple[int, ...], itemsize: int, mesh: MeshShape, before: Spec, after: Spec, spanning: tuple[bool, bool]
+    shape: tuple[int, ...], itemsize: int, mesh: MeshShape, before: Spec, after: Spec, spanning: tuple[bool, bool], *, hiding: bool
 ) -> float:
     """Bytes a device that a task needs which brings an array from one spec to another, beside both."""
-    return _Listing(spanning).sync((_Exchange(shape, itemsize, mesh, (before,), after, ()),))
+    return _Listing(spanning, hiding).sync((_Exchange(shape, itemsize, mesh, (before,), after, ()),))
 
 
 def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
@@ -69,12 +69,12 @@ def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
 
 
 @lru_cache(maxsize=1024)
-def _memory(exchanges: tuple["_Exchange", ...], spanning: tuple[bool, bool]) -> UpdateMemory:
+def _memory(exchanges: tuple["_Exchange", ...], spanning: tuple[bool, bool], hiding: bool) -> UpdateMemory:  # noqa: FBT001 - a key
     return UpdateMemory(
         summed=sum(one.bytes_in(one.target) for one in exchanges if one.incoming or len(one.gradients) > 1),
-        sync=_Listing(spanning).sync(exchanges),
-        hand_out=_Listing(spanning).hand_out(exchanges),
-        joint=_Listing(spanning).joint(exchanges),
+        sync=_Listing(spanning, hiding).sync(exchanges),
+        hand_out=_Listing(spanning, hiding).hand_out(exchanges),
+        joint=_Listing(spanning, hiding).joint(exchanges),
     )
 
 
@@ -144,9 +144,10 @@ def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exc
 
 @dataclass(slots=True, eq=False)
 class _Listing:
-    """Kernels of a task being listed; `spanning` as LayerProblem has it."""
+    """Kernels of a task being listed; `spanning` as LayerProblem has it, `hiding` as DeviceSpec."""
 
     spanning: tuple[bool, bool]
+    hiding: bool
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
 
     def sync(self, exchanges: Iterable[_Exchange]) -> float:
@@ -215,7 +216,7 @@ class _Listing:
         return self.lifetimes.exchange(sources, Collective(move.lane, one.itemsize, max(before, after), after, across))
 
     def _bytes(self) -> float:
-        return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes.kernels)))
+        return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes.kernels), hiding=self.hiding))
 
 
 def _all(parts: Iterable[frozenset[int]]) -> frozenset[int]:

@@ -20,18 +20,19 @@ from alpa_hpc.sharding.update_memory import update_memory
 from alpa_hpc.sharding.wiring import port_names
 
 
-def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape) -> float:
+def chosen_workspace(layers: Sequence[ChosenLayer], shape: MeshShape, *, hiding: bool) -> float:
     """Bytes a device that the hungriest task of a stage needs on a mesh of `shape`, beside what a microbatch in flight holds.
 
-    Never less than what an even split needs, which is what a stage is thought to need before its strategies are known.
+    Never less than what an even split needs, which is what a stage is thought to need before its strategies are known. `hiding` as
+    DeviceSpec has it.
     """
     splits = [ChosenSplit(chosen, shape) for chosen in layers]
     held = sum(_inflight_bytes(chosen) for chosen in layers)  # nothing of it is there when the update runs
     return max(
-        chosen_forward_workspace(splits),
-        chosen_backward_workspace(splits),
+        chosen_forward_workspace(splits, hiding=hiding),
+        chosen_backward_workspace(splits, hiding=hiding),
         *(evenly_split_workspace(chosen.problem, shape.num_devices) for chosen in layers),
-        update_memory(layers, shape).most - held,
+        update_memory(layers, shape, hiding=hiding).most - held,
     )
 
 
@@ -43,15 +44,15 @@ def _inflight_bytes(chosen: ChosenLayer) -> float:
 @lru_cache(maxsize=4096)
 def evenly_split_workspace(problem: LayerProblem, num_devices: int) -> float:
     """Bytes a device that a layer's backward needs if every tensor were split over all devices: it knows no strategy, and moves nothing."""
-    return backward_workspace([EvenSplit(problem, MeshShape(num_devices, 1))])
+    return backward_workspace([EvenSplit(problem, MeshShape(num_devices, 1))], hiding=False)
 
 
-def forward_workspace(layers: Sequence[AbstractSplit]) -> float:
+def forward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float:
     """Bytes that the forward of consecutive layers needs."""
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
     lifetimes = lifetimes_of(all_steps(tiles), kept, spanning=layers[0].problem.spanning)
-    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes))
+    return lifetimes.bytes_beside_kept(as_scheduled(lifetimes, hiding=hiding))
 
 
 def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
@@ -61,14 +62,14 @@ def _kept(problem: LayerProblem, tiles: LayerTiles) -> list[Tile]:
     return [*outputs, *(tiles.get(tensor, end) for tensor in problem.residuals)]
 
 
-def chosen_forward_workspace(splits: Sequence[ChosenSplit]) -> float:
+def chosen_forward_workspace(splits: Sequence[ChosenSplit], *, hiding: bool) -> float:
     """Bytes that the forward of a stage needs, by its strategies; worked out once for stages that are alike."""
-    return _alike_forward(_stage(splits))
+    return _alike_forward(_stage(splits, hiding=hiding))
 
 
-def chosen_backward_workspace(splits: Sequence[ChosenSplit]) -> float:
+def chosen_backward_workspace(splits: Sequence[ChosenSplit], *, hiding: bool) -> float:
     """Bytes that the backward of a stage needs, by its strategies; worked out once for stages that are alike."""
-    return _alike_backward(_stage(splits))
+    return _alike_backward(_stage(splits, hiding=hiding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ class _Stage:
 
     layers: tuple[_AlikeLayer, ...]
     shape: MeshShape
+    hiding: bool
     splits: tuple[ChosenSplit, ...] = field(compare=False)
 
 
-def _stage(splits: Sequence[ChosenSplit]) -> _Stage:
+def _stage(splits: Sequence[ChosenSplit], *, hiding: bool) -> _Stage:
     numbers: dict[tuple[str, int], int] = {}
-    return _Stage(tuple(_alike(split, numbers) for split in splits), splits[0].shape, tuple(splits))
+    return _Stage(tuple(_alike(split, numbers) for split in splits), splits[0].shape, hiding, tuple(splits))
 
 
 def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLayer:
@@ -107,19 +109,19 @@ def _alike(split: ChosenSplit, numbers: dict[tuple[str, int], int]) -> _AlikeLay
 
 @lru_cache(maxsize=1024)
 def _alike_forward(stage: _Stage) -> float:
-    return forward_workspace(stage.splits)
+    return forward_workspace(stage.splits, hiding=stage.hiding)
 
 
 @lru_cache(maxsize=1024)
 def _alike_backward(stage: _Stage) -> float:
-    return backward_workspace(stage.splits)
+    return backward_workspace(stage.splits, hiding=stage.hiding)
 
 
-def backward_workspace(layers: Sequence[AbstractSplit]) -> float:
+def backward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float:
     """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
     tiles = backward_tiles(layers)
     lifetimes = lifetimes_of(all_steps(tiles), added=_gradients(tiles), spanning=layers[0].problem.spanning)
-    return lifetimes.peak_bytes(as_scheduled(lifetimes))
+    return lifetimes.peak_bytes(as_scheduled(lifetimes, hiding=hiding))
 
 
 def _gradients(tiles: Sequence[LayerTiles]) -> list[Tile]:

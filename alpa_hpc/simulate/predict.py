@@ -54,7 +54,10 @@ def simulation_costs(assembly: Assembly, stages: Sequence[PricedStage], cluster:
     return SimulationCosts(
         tuple(task_seconds(stage, mine) for stage, mine in zip(stages, tasks, strict=True)),
         tuple(buffer_bytes(assembly, index, tasks[index]) for index in range(len(stages))),
-        tuple(workspace_bytes(stage, mine) for stage, mine in zip(assembly.stages, tasks, strict=True)),
+        tuple(
+            workspace_bytes(stage, mine, hiding=cluster.device.hides_collectives)
+            for stage, mine in zip(assembly.stages, tasks, strict=True)
+        ),
         send_seconds,
         all_reduce(cluster.inter_node, len(stages), SCALAR_BYTES),
     )
@@ -89,9 +92,9 @@ def buffer_bytes(assembly: Assembly, index: int, tasks: Mapping[str, StageTask])
     return sizes
 
 
-def workspace_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
+def workspace_bytes(stage: Stage, tasks: Mapping[str, StageTask], *, hiding: bool) -> Mapping[str, int]:
     """Bytes a device that each task needs beside its buffers; what it consumes without reusing it goes only when the task is over."""
-    temporary = temporary_bytes(stage, tasks)
+    temporary = temporary_bytes(stage, tasks, hiding=hiding)
     return {name: temporary[name] + _consumed_late(task) for name, task in tasks.items()}
 
 
@@ -100,30 +103,30 @@ def _consumed_late(task: StageTask) -> int:
     return sum(argument_bytes(task.inputs[position]) for position in task.donated if position not in reused)
 
 
-def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask]) -> Mapping[str, int]:
-    """Bytes a device that each task is thought to take while it runs, beyond its inputs and outputs."""
+def temporary_bytes(stage: Stage, tasks: Mapping[str, StageTask], *, hiding: bool) -> Mapping[str, int]:
+    """Bytes a device that each task is thought to take while it runs, beyond its inputs and outputs; `hiding` as DeviceSpec has it."""
     splits = [ChosenSplit(chosen, stage.shape) for chosen in stage.layers]
-    memory = update_memory(stage.layers, stage.shape)
+    memory = update_memory(stage.layers, stage.shape, hiding=hiding)
     sums_first = "partials" in tasks  # else the update sums gradients itself
     known: dict[str, Callable[[], float]] = {
-        "forward": lambda: chosen_forward_workspace(splits),
-        "backward": lambda: chosen_backward_workspace(splits),
+        "forward": lambda: chosen_forward_workspace(splits, hiding=hiding),
+        "backward": lambda: chosen_backward_workspace(splits, hiding=hiding),
         "partials": lambda: memory.sync,
         "update": lambda: memory.hand_out if sums_first else memory.joint,
     }
     for name in tasks:
         kind, _, number = name.partition(":")
         if kind == "reduce":
-            known[f"reduce:{number}"] = partial(replica_memory, stage.layers, stage.shape, int(number))
+            known[f"reduce:{number}"] = partial(replica_memory, stage.layers, stage.shape, int(number), hiding=hiding)
         if kind == "gather":
-            known[name] = partial(_gathering_bytes, tasks[name], stage.layers[0].problem.spanning)
+            known[name] = partial(_gathering_bytes, tasks[name], stage.layers[0].problem.spanning, hiding=hiding)
     return {name: int(known[name]()) if name in known else 0 for name in tasks}
 
 
-def _gathering_bytes(task: StageTask, spanning: tuple[bool, bool]) -> float:
+def _gathering_bytes(task: StageTask, spanning: tuple[bool, bool], *, hiding: bool) -> float:
     """Bytes a device that a gather needs beside the tile that has arrived and what is made of it."""
     wire, wanted = _gathered(task)
-    return resharding_memory(wire.shape, np.dtype(wire.dtype).itemsize, wire.mesh, wire.spec, wanted.spec, spanning)
+    return resharding_memory(wire.shape, np.dtype(wire.dtype).itemsize, wire.mesh, wire.spec, wanted.spec, spanning, hiding=hiding)
 
 
 def _gathered(task: StageTask) -> tuple[Layout, Layout]:

@@ -61,7 +61,7 @@ def test_every_order_is_one_that_could_run_and_makes_everything_once():
     joined = moved = absorbed = 0
     for _ in range(500):
         lifetimes = random_kernels(draw)
-        order = as_scheduled(lifetimes)
+        order = as_scheduled(lifetimes, hiding=True)
         made = {value: position for position, kernel in enumerate(order) for value in kernel.makes}
         gone = {value for kernel in lifetimes.kernels for value in kernel.makes} - made.keys()
         assert sum(len(kernel.makes) for kernel in order) == len(made)
@@ -80,7 +80,7 @@ def test_siblings_are_joined_until_none_are_left_that_could_be():
     draw = random.Random(1)
     kept = 0
     for _ in range(300):
-        order = as_scheduled(random_kernels(draw))
+        order = as_scheduled(random_kernels(draw), hiding=True)
         for later, one in enumerate(order):
             for other in order[:later]:
                 if one.reads & other.reads and one.elements == other.elements > 0:
@@ -108,7 +108,7 @@ def test_what_one_kernel_makes_lies_together():
     product(lifetimes, probabilities)
     gradient = product(lifetimes, seed)
     product(lifetimes, elementwise(lifetimes, scores, gradient))
-    order = as_scheduled(lifetimes)
+    order = as_scheduled(lifetimes, hiding=True)
     assert place(order, probabilities) > place(order, gradient)
     assert lifetimes.peak_bytes() == 2 * ELEMENTS < lifetimes.peak_bytes(order) == 3 * ELEMENTS
 
@@ -118,7 +118,7 @@ def test_arrays_of_other_sizes_are_gone_through_by_kernels_of_their_own():
     common = lifetimes.value()
     elementwise(lifetimes, common)
     elementwise(lifetimes, common, elements=2 * ELEMENTS)
-    assert len(as_scheduled(lifetimes)) == 2
+    assert len(as_scheduled(lifetimes, hiding=True)) == 2
 
 
 def run_with_products(num_collectives: int, seconds: float) -> tuple[list[Kernel], list[int], list[tuple[int, int]]]:
@@ -132,7 +132,7 @@ def run_with_products(num_collectives: int, seconds: float) -> tuple[list[Kernel
     for _ in range(num_collectives):
         pairs.append(collective(lifetimes, product(lifetimes, *pairs[-1]), seconds))
     product(lifetimes, *pairs[-1])
-    return as_scheduled(lifetimes), made, pairs[1:]
+    return as_scheduled(lifetimes, hiding=True), made, pairs[1:]
 
 
 def test_collectives_hide_behind_as_many_products_as_take_as_long():
@@ -157,7 +157,7 @@ def test_of_what_has_as_much_before_it_that_runs_beside_a_collective_which_takes
         start, end = collective(lifetimes, product(lifetimes, lifetimes.value()), seconds)
         product(lifetimes, start, end)
         product(lifetimes, lifetimes.value())  # comes between the end and what reads it
-        order = as_scheduled(lifetimes)
+        order = as_scheduled(lifetimes, hiding=True)
         beside = [value for value in made if place(order, value) < place(order, end)]
         assert max(beside, key=lambda value: place(order, value)) == made[nearest]
 
@@ -195,7 +195,7 @@ def test_collectives_are_joined_in_the_order_of_the_results_that_they_are_for():
         lifetimes = Lifetimes()
         sums = [lifetimes.run(lifetimes.exchange(frozenset((lifetimes.value(),)), half), (0.0,), in_place=True)[0] for _ in range(3)]
         lifetimes.results = [*(value for value in sums if value != sums[alone]), sums[alone]]
-        [small] = [kernel for kernel in as_scheduled(lifetimes) if kernel.starts == half]
+        [small] = [kernel for kernel in as_scheduled(lifetimes, hiding=True) if kernel.starts == half]
         assert any(small.makes[0] in kernel.reads and sums[alone] in kernel.makes for kernel in lifetimes.kernels)
 
 
@@ -206,12 +206,12 @@ def test_what_one_elementwise_kernel_alone_reads_is_not_made():
         total = elementwise(lifetimes, lifetimes.value(), lifetimes.value(), elements=elements)
         positive, where = elementwise(lifetimes, total), elementwise(lifetimes, total)
         product(lifetimes, positive)
-        order = as_scheduled(lifetimes)
+        order = as_scheduled(lifetimes, hiding=True)
         made = {value for kernel in order for value in kernel.makes}
         assert made >= {positive, where}
         assert (total not in made) == gone
         lifetimes.kept.add(total)
-        assert total in {value for kernel in as_scheduled(lifetimes) for value in kernel.makes}, "it is a result"
+        assert total in {value for kernel in as_scheduled(lifetimes, hiding=True) for value in kernel.makes}, "it is a result"
 
 
 def test_without_collectives_and_siblings_nothing_is_moved():
@@ -221,4 +221,29 @@ def test_without_collectives_and_siblings_nothing_is_moved():
         for _ in range(draw.randint(1, 12)):
             known = range(len(lifetimes.sizes))
             product(lifetimes, *draw.sample(known, min(len(known), draw.randint(0, 3))))
-        assert as_scheduled(lifetimes) == lifetimes.kernels
+        assert as_scheduled(lifetimes, hiding=True) == lifetimes.kernels
+
+
+def test_where_collectives_are_not_hidden_kernels_run_as_they_are_listed_once_what_they_read_is_there():
+    draw = random.Random(3)
+    as_listed = 0
+    for _ in range(200):
+        lifetimes = random_kernels(draw)
+        order = as_scheduled(lifetimes, hiding=False)
+        made = {value: position for position, kernel in enumerate(order) for value in kernel.makes}
+        assert all(made.get(value, -1) < position for position, kernel in enumerate(order) for value in kernel.reads)
+        as_listed += order == lifetimes.kernels
+    assert as_listed > 50, "nothing was joined"
+
+
+def test_what_is_joined_waits_for_the_last_of_it_and_holds_nothing_else_up():
+    """Gradients of two layers that are summed at once: those of the first one made, and what follows, run when they are listed."""
+    lifetimes = Lifetimes()
+    first = product(lifetimes, lifetimes.value())
+    arrived = lifetimes.exchange(frozenset((first,)), exchanged(SCATTER, 1.0))
+    [sums] = lifetimes.run(arrived, (0.0,), in_place=True)
+    chain = product(lifetimes, product(lifetimes, lifetimes.value()))
+    second = product(lifetimes, chain)
+    lifetimes.exchange(frozenset((second,)), exchanged(SCATTER, 1.0))
+    order = as_scheduled(lifetimes, hiding=False)
+    assert place(order, first) < place(order, chain) < place(order, second) < place(order, sums)
