@@ -60,7 +60,7 @@ from alpa_hpc.stages.objective import StageChoice, StagePartition
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.training.prepare import Prepared
 
-NUM_PLANS, NUM_PASSES, NUM_STEPS = 20, 3, 4
+NUM_PLANS, NUM_PASSES, NUM_STEPS = 20, 5, 4
 FINAL_REPEATS, FINAL_MARGIN = 10, 1.1  # of plans within this factor of the fastest
 LEAST_SPREAD, LEAST_DISTINGUISHABLE, LEAST_CORRELATION, MOST_OVER_BEST, MOST_OFF = 2.0, 12, 0.9, 1.05, 0.15
 MICROBATCHES = (1, 2, 4, 8, 16)
