@@ -23,7 +23,7 @@ class DeviceSpec:
     """One device. Memory in bytes (usable), rates in FLOP/s and bytes/s; `efficiency` scales the peak rates of matmuls.
 
     `hides_collectives`: XLA puts its kernels in an order in which others run while a collective is under way, and what these read waits in
-    memory: so for GPUs from Hopper on (seen in code for H100 and A100), unless its latency hiding scheduler is asked for by a flag.
+    memory. So it is for GPUs from Hopper on, and not before: seen in code for H100 and for A100.
     """
 
     kind: str

@@ -28,7 +28,7 @@ def ordered(kernels: Sequence[Kernel], *, hiding: bool) -> list[Kernel]:
         return [kernels[-index] for index in _by_place([-index for index in range(len(kernels))], needs, waiting)][::-1]
     if not hiding:
         return [kernels[index] for index in _by_place(range(len(kernels)), readers, [len(found) for found in needs])]
-    return _Order(kernels, needs, _depths(kernels, needs), waiting).from_the_last()[::-1]
+    return _Order(kernels, needs, _depths(kernels, needs, readers), waiting).from_the_last()[::-1]
 
 
 def _by_place(places: Sequence[int], follow: Sequence[Set[int]], waiting: list[int]) -> list[int]:
@@ -46,14 +46,10 @@ def _by_place(places: Sequence[int], follow: Sequence[Set[int]], waiting: list[i
     return order
 
 
-def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]]) -> list[float]:
+def _depths(kernels: Sequence[Kernel], needs: Sequence[Set[int]], readers: Sequence[Set[int]]) -> list[float]:
     """For each kernel the seconds of collectives that must have passed before it."""
     depths = [0.0] * len(kernels)
-    readers: list[list[int]] = [[] for _ in kernels]
     waits_for = [len(found) for found in needs]
-    for index, found in enumerate(needs):
-        for one in found:
-            readers[one].append(index)
     ready = [index for index, count in enumerate(waits_for) if count == 0]
     while ready:
         one = ready.pop()

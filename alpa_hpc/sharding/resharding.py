@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import assert_never
 
 from alpa_hpc.cluster import collectives
@@ -96,6 +97,14 @@ class Move:
     def is_local(self) -> bool:
         """Whether every device does it by itself."""
         return isinstance(self.steps[0], LocalStep)
+
+    def sums_inside(self, tile: tuple[int, ...]) -> bool:
+        """Whether it is a reduce-scatter of a tile of this shape along a dim with others in front of it: XLA turns the tile first."""
+        match self.steps[0]:
+            case ReduceScatter(_, dim):
+                return prod(tile[:dim]) > 1
+            case _:
+                return False
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ Equal functions of equal tiles are one step, as XLA's elimination of common sube
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -16,7 +15,7 @@ from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.equation_work import NESTS, itemsize_of
 from alpa_hpc.sharding.graph import FREE, EquationRecord
 from alpa_hpc.sharding.needed import needed
-from alpa_hpc.sharding.resharding import CollectiveKind, Lane, Move, ReduceScatter, Slice, reshard_moves
+from alpa_hpc.sharding.resharding import CollectiveKind, Lane, Move, Slice, reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
@@ -258,7 +257,7 @@ class LayerTiles:
                 tile = self._made_of(gathered, ("broadcast", num_bytes), num_bytes)
             else:
                 before = move.before.local_shape(self.split.problem.tensors[tensor].shape, self.split.shape)
-                tile = self._exchanged(move.lane, move, tile, num_bytes, origin, turned=_sums_inside(move, before))
+                tile = self._exchanged(move.lane, move, tile, num_bytes, origin, turned=move.sums_inside(before))
         return tile
 
     def _made_of(self, tile: Tile, how: object, num_bytes: float, original: Original | None = None) -> Tile:
@@ -278,15 +277,6 @@ class LayerTiles:
             self.steps.append(Exchange(lane, tile, made, origin, repeated, turned))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
-
-
-def _sums_inside(move: Move, shape: tuple[int, ...]) -> bool:
-    """Whether a move of a tile of `shape` is a reduce-scatter along a dim with others in front of it."""
-    match move.steps[0]:
-        case ReduceScatter(_, dim):
-            return prod(shape[:dim]) > 1
-        case _:
-            return False
 
 
 def _cut_original(tile: Tile, move: Move) -> Original | None:

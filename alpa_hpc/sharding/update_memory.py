@@ -104,8 +104,8 @@ class _Exchange:
     def copies_first(self, move: Move) -> bool:
         """Whether a collective reads a transposed copy of what there is."""
         match move.steps[0]:
-            case ReduceScatter(_, dim):
-                return self._is_inner(move, dim)
+            case ReduceScatter():
+                return move.sums_inside(move.before.local_shape(self.shape, self.mesh))
             case AllToAll():
                 return True
             case _:

@@ -12,7 +12,6 @@ from alpa_hpc.sharding.resharding import reshard_moves
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import EvenSplit
 from alpa_hpc.sharding.task_tiles import forward_tiles
-from alpa_hpc.sharding.tiles import _sums_inside
 from tests.sharding.test_workspace import one_layer
 
 Body = Callable[[jax.Array, jax.Array], jax.Array]
@@ -65,6 +64,6 @@ def test_a_sum_is_inside_where_its_dim_has_others_in_front_of_it(dim: int, shape
     rank = len(shape)
     whole = Spec(((),) * rank, (0,))
     [scatter] = reshard_moves(whole, Spec(tuple((0,) if at == dim else () for at in range(rank))), MeshShape(2, 1))
-    assert _sums_inside(scatter, shape) == inside
+    assert scatter.sums_inside(shape) == inside
     [reduce] = reshard_moves(whole, Spec(((),) * rank), MeshShape(2, 1))
-    assert not _sums_inside(reduce, shape)
+    assert not reduce.sums_inside(shape)
