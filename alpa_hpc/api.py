@@ -29,12 +29,13 @@ from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
-from alpa_hpc.planner.refine import modelled
-from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
-from alpa_hpc.planner.simulating import simulated
+from alpa_hpc.planner.microbatches import best_number, numbers_for, try_numbers
+from alpa_hpc.planner.refine import Interest
+from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
+from alpa_hpc.planner.simulating import fastest_modelled
 from alpa_hpc.runtime.assemble import assemble
 from alpa_hpc.runtime.check import check_programs
-from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.runtime.options import SEARCHED, ScheduleKind
 from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process_session
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice, SearchOptions, with_layers_for
@@ -59,7 +60,7 @@ def parallelize(
     step: Step,
     *,
     cluster: ClusterSpec,
-    num_microbatches: int,
+    num_microbatches: int = SEARCHED,
     plan: ParallelPlan | None = None,
     layers: LayerOptions = DEFAULT_LAYERS,
     search: SearchOptions = DEFAULT_SEARCH,
@@ -68,9 +69,11 @@ def parallelize(
     """Say how a train step is to be parallelised; nothing is traced or searched yet.
 
     `step(state, batch) -> (new_state, metrics)` is pure JAX for one device, with one `alpa_hpc.value_and_grad`; metrics are a dict of
-    scalars. The rows of the batch are split into `num_microbatches`. With a `plan`, made for the same step, batch, `layers` and cluster,
-    nothing is searched, and `schedule` is not looked at, nor is `search`, but for how it cuts layers. The forward pass is cut into 4 layers
-    by default; more give the search more freedom and more work.
+    scalars. The rows of the batch are split into `num_microbatches`; without that the search tries all numbers that divide them and takes
+    the one whose plan is the fastest, which changes what is computed where rows of a microbatch depend on each other, as in a batch norm.
+    With a `plan`, made for the same step, batch, `layers` and cluster, nothing is searched, its number of microbatches is taken where none
+    is given, and `schedule` is not looked at, nor is `search`, but for how it cuts layers. The forward pass is cut into 4 layers by
+    default; more give the search more freedom and more work.
     """
     return ParallelStep(step, cluster, num_microbatches, plan, layers, search, schedule)
 
@@ -108,7 +111,7 @@ class ParallelStep:
             InfeasibleError: nothing fits the cluster.
             PlanError: the given plan is for another step, batch or cluster.
         """
-        layered = self._trace(state, batch)[1]
+        layered = self._trace(state, batch, self._number(state, batch))[1]
         plan = self._planned(layered)
         if plan is self.plan:
             stages_of_plan(plan, layered, self.cluster)  # a plan from elsewhere is checked; one just found was made from its stages
@@ -124,7 +127,7 @@ class ParallelStep:
             PlanError: the given plan is for another step, batch or cluster.
         """
         check_devices(self.cluster.num_devices)  # before planning, which may take minutes
-        traced, layered = self._trace(state, batch)
+        traced, layered = self._trace(state, batch, self._number(state, batch))
         leaves = _host_leaves(traced, state)
         plan = self._planned(layered)
         schedule = schedule_of(plan)
@@ -133,8 +136,22 @@ class ParallelStep:
         session = in_process_session(assembly, traced, plan.mesh_devices, leaves)
         return ParallelTraining(plan, self.cluster, traced, shapes_of(batch), session)
 
-    def _trace(self, state: Any, batch: Any) -> tuple[TracedStep, LayeredStep]:
-        traced = trace_step(self.step, state, shapes_of(batch), num_microbatches=self.num_microbatches)
+    def _number(self, state: Any, batch: Any) -> int:
+        """The number of microbatches: given, or the plan's, or the best there is."""
+        if self.num_microbatches != SEARCHED:
+            return self.num_microbatches
+        if self.plan is not None:
+            return self.plan.num_microbatches
+        num_rows, schedule = self._trace(state, batch, 1)[0].num_rows, SCHEDULES[self.schedule]
+
+        def search_at(number: int, interest: Interest) -> SimulatedPlan:
+            pricer = pricer_for(self._trace(state, batch, number)[1], self.cluster, self.search, schedule)
+            return fastest_modelled(pricer, self.search, schedule, interest)
+
+        return best_number(try_numbers(numbers_for(num_rows, self.cluster.num_devices), search_at))
+
+    def _trace(self, state: Any, batch: Any, num_microbatches: int) -> tuple[TracedStep, LayeredStep]:
+        traced = trace_step(self.step, state, shapes_of(batch), num_microbatches=num_microbatches)
         _check_metrics(traced)
         layers, clustering = with_layers_for(self.layers, self.search, self.cluster.num_devices), self.search.clustering
         return traced, cut_layers(traced, num_layers=layers.num_layers, imbalance=layers.imbalance, clustering=clustering)
@@ -179,10 +196,7 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
         ConfigError: `search.check_target` asks for code that this installation cannot compile.
     """
     check_compiler(search.check_target)
-    pricer = pricer_for(step, cluster, search, SCHEDULES[schedule])
-    found = modelled(pricer, find_candidates(step, cluster, search), search)
-    _, plans = simulated(pricer, found, search, SCHEDULES[schedule])
-    chosen = pick(plans, cluster)
+    chosen = fastest_modelled(pricer_for(step, cluster, search, SCHEDULES[schedule]), search, SCHEDULES[schedule])
     plan = make_plan(step, chosen, cluster, schedule)
     for text in check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target).mismatches:
         warnings.warn(f"the compiled code is not as planned: {text}", stacklevel=2)

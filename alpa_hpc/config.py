@@ -39,7 +39,7 @@ from alpa_hpc.launch.site import SiteOptions
 from alpa_hpc.launch.sweeps import SweepPlace
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.profiling.options import ProfilingOptions
-from alpa_hpc.runtime.options import ScheduleOptions
+from alpa_hpc.runtime.options import SEARCHED, ScheduleOptions
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.options import DataKind, DataOptions, TrainingOptions
@@ -231,7 +231,7 @@ def to_config(composed: Composed) -> ExperimentConfig:
 def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
     """`config` itself, if its parts fit together; otherwise ConfigError."""
     batch, pieces = config.training.batch_size, config.schedule.num_microbatches
-    if batch % pieces:
+    if pieces != SEARCHED and batch % pieces:
         raise ConfigError(
             f"training.batch_size={batch} cannot be cut into schedule.num_microbatches={pieces} equal microbatches: "
             f"make it a multiple of {pieces}"

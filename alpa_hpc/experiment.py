@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 
-from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
-from alpa_hpc.errors import ConfigError
+from alpa_hpc.config import ExperimentConfig, Mode, write_config
+from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
 from alpa_hpc.garbage import seldom_collected
-from alpa_hpc.launch.files import read_json, write_json, write_text
+from alpa_hpc.launch.files import is_there, read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import ALONE, JobKind, Origin, RunPaths, new_run
@@ -24,6 +24,7 @@ from alpa_hpc.launch.site import Platform, site_environment, use_site
 from alpa_hpc.launch.slurm_launcher import SlurmLauncher
 from alpa_hpc.launch.status import reporting
 from alpa_hpc.parts import (
+    config_of_run,
     cost_store,
     counted_flop,
     key_of_search,
@@ -32,24 +33,27 @@ from alpa_hpc.parts import (
     prepared,
     store_result,
     whole_cluster,
+    with_microbatches,
 )
 from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan
-from alpa_hpc.planner.refine import Refinement, modelled, with_measurements
+from alpa_hpc.planner.microbatches import numbers_for, try_numbers
+from alpa_hpc.planner.refine import Interest, Refinement, modelled, with_measurements
 from alpa_hpc.planner.requests import describe_request
-from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
-from alpa_hpc.planner.simulating import simulated
+from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, find_candidates, pick
+from alpa_hpc.planner.simulating import fastest_modelled, simulated
 from alpa_hpc.profile_job import profile_here
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
-from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
+from alpa_hpc.report.planning import PlanningRecord, iteration_flop, microbatches_document, planning_document
 from alpa_hpc.report.result import infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
+from alpa_hpc.runtime.options import SEARCHED
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
 from alpa_hpc.training.prepare import Prepared
@@ -118,7 +122,26 @@ def check_run(config: ExperimentConfig, launcher: Launcher) -> None:
         launcher.check()
         open_training_data(config)
     if config.mode is not Mode.PLAN or config.profiling.source is CostSource.MEASURED:  # else this process plans, and finds it out itself
-        find_candidates(prepared(config).step, config.cluster, config.search)
+        check_numbers(config)
+
+
+def check_numbers(config: ExperimentConfig) -> None:
+    """Raise where the model cannot be traced or cut, or fits on no candidate, at the number of microbatches: of several, at all of them."""
+    refusals: list[InfeasibleError | TraceError] = []
+    for number in numbers_of(config):
+        try:
+            find_candidates(prepared(with_microbatches(config, number)).step, config.cluster, config.search)
+        except (InfeasibleError, TraceError) as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
+
+
+def numbers_of(config: ExperimentConfig) -> tuple[int, ...]:
+    """The number of microbatches that is given, or all that there are to choose from."""
+    given = config.schedule.num_microbatches
+    return numbers_for(config.training.batch_size, config.cluster.num_devices) if given == SEARCHED else (given,)
 
 
 def plan_here(paths: RunPaths) -> None:
@@ -130,9 +153,13 @@ def plan_here(paths: RunPaths) -> None:
 def plan_run(paths: RunPaths) -> None:
     """The planning job: write plan.json, planning.json and result.json, and have the training job follow."""
     watch = Stopwatch({"import": IMPORT_SECONDS})
-    config = load_config(paths.config)
+    config = config_of_run(paths)
     launcher = launcher_for(config)
     prepare_target(config.search.check_target, config.cluster.num_devices)
+    if config.schedule.num_microbatches == SEARCHED:
+        with infeasible_noted(paths, config.name, config.search.name):
+            choose_microbatches(config, paths, watch)
+        config = config_of_run(paths)
     made = prepared(config, watch.time)
     key = key_of_search(config, made.step)
     found = read_known(paths.known_plans, key) if key else None
@@ -141,6 +168,8 @@ def plan_run(paths: RunPaths) -> None:
             found = searched(config, made, paths, launcher, watch)
     write_text(paths.plan, plan_to_json(found.plan))
     own = {**fingerprint(config, found.plan), "searched_by": found.searched_by, "seconds": watch.seconds}
+    if is_there(paths.microbatches):
+        own["microbatches"] = read_json(paths.microbatches)
     write_json(paths.planning, {**found.planning, **own})
     store_result(config, paths)
     if key and found.searched_by == str(paths.root):
@@ -150,6 +179,20 @@ def plan_run(paths: RunPaths) -> None:
     sys.stderr.write(f"planned: {chosen_words(found.planning)}{before}\n")
     if config.mode is Mode.FULL:
         launcher.planned(paths)
+
+
+def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwatch) -> None:
+    """Write microbatches.json: the number of microbatches whose plan is the fastest by modelled costs, and what the others give."""
+
+    def search_at(number: int, interest: Interest) -> SimulatedPlan:
+        step, schedule = prepared(with_microbatches(config, number)).step, SCHEDULES[config.schedule.kind]
+        pricer = pricer_for(step, config.cluster, config.search, schedule, read_solutions(paths.solutions))
+        plan = fastest_modelled(pricer, config.search, schedule, interest)
+        write_solutions(paths.solutions, pricer.learnt)
+        return plan
+
+    tried = watch.time("microbatches", lambda: try_numbers(numbers_of(config), search_at, watch.tell))
+    write_json(paths.microbatches, microbatches_document(tried))
 
 
 def searched(config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher: Launcher, watch: Stopwatch) -> FoundPlan:

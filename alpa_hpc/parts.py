@@ -1,17 +1,18 @@
 """ExperimentConfig -> the parts that several jobs make from it alike: the traced step, the data, the cost store, ranks, the result."""
 
 import os
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 
 from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.calibration.request import calibrated_name, is_calibrated
 from alpa_hpc.cluster.hardware import ClusterSpec, Submesh
-from alpa_hpc.config import ExperimentConfig
+from alpa_hpc.config import ExperimentConfig, check_experiment, load_config
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.ir.work import LayeredStep
-from alpa_hpc.launch.files import is_there
+from alpa_hpc.launch.files import fields_of, is_there, read_json
 from alpa_hpc.launch.mpirun import CPU_RANK, Place, Ranks
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.paths import RunPaths, calibrated_config
@@ -22,6 +23,7 @@ from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.report.known_plans import search_key
 from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, iteration_flop, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
+from alpa_hpc.runtime.options import SEARCHED
 from alpa_hpc.stages.options import CheckTarget, with_layers_for
 from alpa_hpc.timed import Timed, untimed
 from alpa_hpc.training.batch import batch_shapes
@@ -29,8 +31,23 @@ from alpa_hpc.training.data import DataSource, open_data
 from alpa_hpc.training.prepare import Prepared, prepare
 
 
+def config_of_run(paths: RunPaths) -> ExperimentConfig:
+    """The config of a run; its number of microbatches is the one that was chosen, once the planning job has chosen one."""
+    config = load_config(paths.config)
+    if config.schedule.num_microbatches != SEARCHED or not is_there(paths.microbatches):
+        return config
+    with fields_of(paths.microbatches):
+        return with_microbatches(config, int(read_json(paths.microbatches)["chosen"]))
+
+
+def with_microbatches(config: ExperimentConfig, number: int) -> ExperimentConfig:
+    """The config with batches cut into `number` microbatches."""
+    return check_experiment(replace(config, schedule=replace(config.schedule, num_microbatches=number)))
+
+
 def prepared(config: ExperimentConfig, timed: Timed = untimed) -> Prepared:
     """The traced and layered train step of a config, cut as its search asks."""
+    assert config.schedule.num_microbatches != SEARCHED, "a step is traced at the shapes of a microbatch"
     layers = with_layers_for(config.layers, config.search, config.cluster.num_devices)
     return prepare(config.model, config.training, layers, config.schedule.num_microbatches, timed, config.search.clustering)
 

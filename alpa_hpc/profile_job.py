@@ -6,7 +6,6 @@ import jax
 
 from alpa_hpc.calibrate_job import calibrate_rank
 from alpa_hpc.calibration.request import is_calibration
-from alpa_hpc.config import load_config
 from alpa_hpc.launch.devices import check_devices_here, local_device
 from alpa_hpc.launch.failures import explained_by_ranks
 from alpa_hpc.launch.files import read_json
@@ -16,7 +15,7 @@ from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.profiling import measure_all
 from alpa_hpc.launch.site import use_site
 from alpa_hpc.launch.status import reporting, this_node
-from alpa_hpc.parts import cost_store, prepared, ranks_on, whole_cluster
+from alpa_hpc.parts import config_of_run, cost_store, prepared, ranks_on, whole_cluster
 from alpa_hpc.planner.requests import ProfileRequest, requests_from_json
 from alpa_hpc.planner.timing import joined_rows, measure_here, measure_request_on_mesh
 from alpa_hpc.profiling.outcome import Failed, explain_failure
@@ -28,7 +27,7 @@ def profile_run(paths: RunPaths, task: int) -> None:
 
     A request file may also ask for a calibration, which takes a rank on each device of the cluster.
     """
-    config, to_calibrate = load_config(paths.config), is_calibration(read_json(paths.profile_request(task)))
+    config, to_calibrate = config_of_run(paths), is_calibration(read_json(paths.profile_request(task)))
     submesh = whole_cluster(config) if to_calibrate else profile_requests(paths, task)[0].submesh
     if submesh.num_devices == 1 and not to_calibrate:
         profile_alone(paths, task)
@@ -45,7 +44,7 @@ def profile_here(paths: RunPaths, task: int) -> None:
 
 def profile_alone(paths: RunPaths, task: int) -> None:
     """Time the stages of a request file in this process; one that does not compile or fit has failed, and the others go on."""
-    config, requests = load_config(paths.config), profile_requests(paths, task)
+    config, requests = config_of_run(paths), profile_requests(paths, task)
     use_site(config.site)
     check_devices_here(config.site, config.cluster, os.environ)
     step = prepared(config).step
@@ -67,7 +66,7 @@ def profile_rank(paths: RunPaths, task: int) -> None:
         return
     from alpa_hpc.runtime.groups import join_mesh  # late, since it starts MPI: only ranks may
 
-    config, requests = load_config(paths.config), profile_requests(paths, task)
+    config, requests = config_of_run(paths), profile_requests(paths, task)
     ranks = tuple(range(requests[0].submesh.num_devices))
     context = join_mesh((ranks,), (requests[0].stage.shape,), local_device(config.site, config.cluster, os.environ))
     step, repeats, barrier = prepared(config).step, config.profiling.repeats, context.world.Barrier

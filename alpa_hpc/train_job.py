@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 
-from alpa_hpc.config import ExperimentConfig, load_config
+from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.errors import LaunchError, PlanError
 from alpa_hpc.launch.devices import check_devices_here, local_device
 from alpa_hpc.launch.failures import explained_by_ranks
@@ -14,7 +14,7 @@ from alpa_hpc.launch.locations import job_script
 from alpa_hpc.launch.mpirun import run_ranks
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import reporting, this_node
-from alpa_hpc.parts import open_training_data, prepared, ranks_on, store_result, whole_cluster
+from alpa_hpc.parts import config_of_run, open_training_data, prepared, ranks_on, store_result, whole_cluster
 from alpa_hpc.plan.codec import plan_from_json, plan_hash
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.lookup import check_plan_fits
@@ -38,7 +38,7 @@ def read_plan(paths: RunPaths) -> ParallelPlan:
 
 def train_run(paths: RunPaths) -> None:
     """The training job: see that the plan is the one that was made for this run, start the ranks, and write the result."""
-    config, plan = load_config(paths.config), read_plan(paths)
+    config, plan = config_of_run(paths), read_plan(paths)
     planning = read_json(paths.planning)
     if any(planning.get(name) != value for name, value in fingerprint(config, plan).items()):  # somebody changed one of the two, and may
         check_plan_fits(plan, prepared(config).step, config.cluster, config.schedule.kind)
@@ -51,7 +51,7 @@ def train_rank(paths: RunPaths) -> None:
     """One rank of the training job: join the mesh first, since it must come before anything else that jax does."""
     from alpa_hpc.runtime.groups import join_mesh  # late, since it starts MPI: only ranks may
 
-    config, plan = load_config(paths.config), read_plan(paths)
+    config, plan = config_of_run(paths), read_plan(paths)
     device = local_device(config.site, config.cluster, os.environ)
     context = join_mesh(plan.mesh_devices, tuple(stage.shape for stage in plan.stages), device)
     if len(set(context.world.allgather(plan_hash(plan)))) > 1:
@@ -71,7 +71,7 @@ def train_here(paths: RunPaths) -> None:
 
 def train_all_meshes(paths: RunPaths) -> None:
     """Train in this process alone, all meshes on its virtual devices."""
-    config = load_config(paths.config)
+    config = config_of_run(paths)
     check_devices_here(config.site, config.cluster, os.environ)
     job = training_job(config, read_plan(paths))
     reported(paths, [this_node()], lambda report: train_in_process(job, report))

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import jax
 
-from alpa_hpc.config import load_config
 from alpa_hpc.ir.reference import reference_step
-from alpa_hpc.launch.paths import open_run
-from alpa_hpc.parts import open_training_data, prepared
+from alpa_hpc.launch.paths import RunPaths, open_run
+from alpa_hpc.parts import config_of_run, open_training_data, prepared
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.metrics import read_metrics
 
@@ -28,9 +27,7 @@ def main(folder: str) -> int:
     if not losses:
         print(f"{paths.metrics} has no steps to compare")
         return 1
-    differences = [
-        compare(step, found, expected) for step, (found, expected) in enumerate(zip(losses, one_device(paths.config), strict=False), 1)
-    ]
+    differences = [compare(step, found, expected) for step, (found, expected) in enumerate(zip(losses, one_device(paths), strict=False), 1)]
     worst = max(differences)
     print(f"{len(differences)} steps compared; largest relative difference {worst:.2e} at step {differences.index(worst) + 1}")
     return int(worst > TOLERANCE)
@@ -43,8 +40,8 @@ def compare(step: int, found: float, expected: float) -> float:
     return difference
 
 
-def one_device(config_file: Path) -> Iterator[float]:
-    config = load_config(config_file)
+def one_device(paths: RunPaths) -> Iterator[float]:
+    config = config_of_run(paths)
     made, data, training = prepared(config), open_training_data(config), config.training
     state = jax.jit(made.train_step.init)(jax.random.key(training.seed))
     step = jax.jit(lambda state, batch: reference_step(made.traced, state, batch))

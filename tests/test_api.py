@@ -138,6 +138,17 @@ def test_gpt_trains_like_one_device() -> None:
     train_like_one_device(parallelize(step, search=search, layers=layers), state, [{"tokens": one} for one in tokens])
 
 
+def test_the_number_of_microbatches_that_none_gives_is_the_best() -> None:
+    numbers, searched = (1, 2, 4), replace(DEFAULT_SEARCH, remat=RematChoice.NEVER)
+    quick = partial(parallelize, mean_step, cluster=ONE_NODE, search=searched)
+    plans = [quick(num_microbatches=number).find_plan(make_state(), make_batch(0, rows=4)) for number in numbers]
+    best = min(plans, key=lambda plan: plan.prediction.iteration_seconds)
+    asked = alpa_hpc.parallelize(mean_step, cluster=ONE_NODE, search=searched)
+    assert asked.find_plan(make_state(), make_batch(0, rows=4)) == best
+    given = alpa_hpc.parallelize(mean_step, cluster=ONE_NODE, search=searched, plan=best)
+    assert given.find_plan(make_state(), make_batch(0, rows=4)) is best
+
+
 def penalised_loss(params: Any, batch: Any) -> jax.Array:
     slopes = jax.grad(lambda x: jnp.sum(activations(params, {"x": x})))(batch["x"])
     return mean_loss(params, batch) + 0.01 * jnp.mean(jnp.sum(slopes**2, axis=1))

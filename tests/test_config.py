@@ -265,7 +265,7 @@ def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
         ("data.held_out_fraction=0", "needs held-out data"),
         ("data.path=x", "data: kind stdlib_bytes with path"),
         ("data=token_file", r"no value: data\.path"),
-        ("schedule.num_microbatches=0", "schedule: num_microbatches is 0"),
+        ("schedule.num_microbatches=-1", "schedule: num_microbatches is -1"),
         ("layers.num_layers=-1", "layers: num_layers is -1"),
         ("layers.imbalance=-0.1", "layers: imbalance"),
         ("search.num_best=0", "search: num_best is 0"),

@@ -13,7 +13,7 @@ import pytest
 
 from alpa_hpc.commands import explain, list_runs
 from alpa_hpc.config import compose_experiment
-from alpa_hpc.errors import ConfigError, TraceError
+from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
 from alpa_hpc.experiment import run
 from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
@@ -132,6 +132,33 @@ def test_the_same_search_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"found by {first.root}, which was asked the same" in capsys.readouterr().err
     explain.main([str(second.root)])
     assert f"searched by {first.root}" in capsys.readouterr().out
+
+
+def test_the_number_of_microbatches_is_chosen_and_all_jobs_of_the_run_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["training.batch_size=8", "schedule.num_microbatches=0", "training.num_steps=2", "launcher=inprocess", f"runs={tmp_path}"]
+    command = [sys.executable, "-m", "alpa_hpc", "+experiment=quickstart", *TINY, "cluster.devices_per_node=2", *chosen]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # jax counts its devices once a process
+    assert ended.returncode == 0, ended.stderr
+    paths = only_run(tmp_path)
+    planning, tried = read_json(paths.planning), read_json(paths.microbatches)
+    assert [row["num_microbatches"] for row in tried["tried"]] == [1, 2, 4, 8]
+    fastest = min((row for row in tried["tried"] if not row["reason"]), key=lambda row: row["simulated_seconds"])
+    number = fastest["num_microbatches"]
+    assert tried["chosen"] == planning["num_microbatches"] == json.loads(paths.plan.read_text())["num_microbatches"] == number
+    assert planning["predicted_step_seconds"] == pytest.approx(fastest["simulated_seconds"])
+    assert len(read_metrics(paths.metrics)) == 2, "the training job traced the same step"
+    assert f"microbatches: {number}, chosen from 4 numbers: " in ended.stdout
+    for more in ([], ["--layer", "0"]):
+        assert explain.main([str(paths.root), *more]) == 0
+    assert f"of microbatches: {number}, chosen from 4 numbers: " in capsys.readouterr().out
+
+
+def test_a_run_whose_model_fits_at_no_number_of_microbatches_says_so(tmp_path: Path) -> None:
+    asked = [*TINY, "mode=plan", "schedule.num_microbatches=0", "cluster.device.memory=1000", f"runs={tmp_path}"]
+    with pytest.raises(InfeasibleError, match="are missing at the least"):
+        run(compose_experiment("quickstart", asked))
+    paths = only_run(tmp_path)
+    assert "infeasible" in read_json(paths.result) and not paths.microbatches.exists()
 
 
 @pytest.mark.parametrize("change", ["training.batch_size=4", "search.num_best=1", "cluster.intra_node.bandwidth=1e9", "model.hidden=32"])

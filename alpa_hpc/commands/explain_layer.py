@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from alpa_hpc.commands.text import write_table
-from alpa_hpc.config import load_config
 from alpa_hpc.errors import LaunchError
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.files import fields_of
 from alpa_hpc.launch.paths import RunPaths
-from alpa_hpc.parts import prepared
+from alpa_hpc.parts import config_of_run, prepared
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.lookup import stage_of_plan
 from alpa_hpc.report.words import bytes_words, chosen_plan, seconds_words, stage_words
@@ -26,7 +25,7 @@ LEAST = 1e-12  # what is left of rounding
 
 def write_layer(paths: RunPaths, planning: Mapping[str, Any], index: int, node: str | None, stream: TextIO) -> None:
     """Write the strategies of layer `index` of a run's plan, or what the others at one of its nodes would have cost."""
-    config, plan = load_config(paths.config), read_plan(paths)
+    config, plan = config_of_run(paths), read_plan(paths)
     number = stage_with(plan, index)
     with fields_of(paths.planning):
         row = chosen_plan(planning)["stages"][number]

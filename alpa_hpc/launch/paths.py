@@ -67,6 +67,11 @@ class RunPaths:
         return self.root / "planning.json"
 
     @property
+    def microbatches(self) -> Path:
+        """The numbers of microbatches that were tried, and the one that was chosen, where the config leaves it to the planning job."""
+        return self.root / "microbatches.json"
+
+    @property
     def training(self) -> Path:
         """What the training job measured about itself, for `result`."""
         return self.root / "training.json"

@@ -33,6 +33,15 @@ from alpa_hpc.timed import Timed, untimed
 MOST_LOOKS = 60  # proposals that are looked at before the last one is taken as it is
 
 
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What a search is worth: it may end once no plan below `most_seconds` (Eq. 2) is left; `tells_why` = it finds out what is missing."""
+
+    most_seconds: float = float("inf")
+    tells_why: bool = True
+
+
+WHOLE = Interest()
 Profiler = Callable[[Sequence[ProfileRequest]], Mapping[str, Outcome]]  # one outcome for each key
 Describe = Callable[[StageChoice, Stage], ProfileRequest]
 
@@ -67,42 +76,58 @@ def option_signature(pricer: StagePricer, start: int, stop: int, submesh: Submes
     return Signature(wire(pricer.step, start, stop), submesh, option.shape, option.remat, option.variant)
 
 
-def modelled(pricer: StagePricer, candidates: Sequence[StageCandidate], search: SearchOptions, timed: Timed = untimed) -> Refinement:
-    """The best partitions among the candidates by modelled costs, memory counted exactly. Raises InfeasibleError where nothing fits."""
+def modelled(
+    pricer: StagePricer, candidates: Sequence[StageCandidate], search: SearchOptions, timed: Timed = untimed, interest: Interest = WHOLE
+) -> Refinement:
+    """The best partitions among the candidates by modelled costs, memory counted exactly.
+
+    Raises InfeasibleError where nothing fits, or nothing is of interest.
+    """
     table = timed("bounds", lambda: first_table(pricer, candidates, search))
-    return settle(pricer, table, search, NO_EVIDENCE, timed)
+    return settle(pricer, table, search, NO_EVIDENCE, timed, interest)
 
 
-def settle(pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed) -> Refinement:
+def settle(
+    pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed, interest: Interest = WHOLE
+) -> Refinement:
     """Look at what the DP proposes, until it proposes nothing that has not been looked at. `table` is the analytic one."""
-    current = propose(pricer, table, search, evidence, timed)
+    current = propose(pricer, table, search, evidence, timed, interest)
     for _ in range(MOST_LOOKS):
         new = _choices_missing(pricer, current.partitions, current.evidence.looks)
         if not new:
             break
         evidence = timed("looks", partial(looked_at, pricer, new, current.evidence))
-        current = propose(pricer, current.analytic, search, evidence, timed)
+        current = propose(pricer, current.analytic, search, evidence, timed, interest)
     return current
 
 
-def propose(pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed) -> Refinement:
+def propose(
+    pricer: StagePricer, table: CostTable, search: SearchOptions, evidence: Evidence, timed: Timed = untimed, interest: Interest = WHOLE
+) -> Refinement:
     """The table with every option as it stands by the evidence, and its best partitions; bounds are opened until these hold none.
 
-    Raises InfeasibleError where there is none; it says what failed, where that may be why.
+    Raises InfeasibleError where there is none, or none of interest; it says what failed, where that may be why.
     """
     while True:
         current = corrected(pricer, table, evidence)
         try:
             partitions = timed("stage_dp", partial(best_partitions, pricer, current, search))
         except InfeasibleError as error:
-            asked = all_bounds(current)  # what is missing is told by what stages really need
+            asked = all_bounds(current) if interest.tells_why else ()  # what is missing is told by what stages really need
             if not asked:
                 raise InfeasibleError(_why_none(pricer, search, evidence, error), error.missing_bytes) from error
         else:
+            _check_worth(partitions[0].lower_bound, interest)
             asked = bounds_of(partitions)
             if not asked:
                 return Refinement(table, current, partitions, evidence, 0)
         table = timed("solve", partial(opened, pricer, table, asked))
+
+
+def _check_worth(lower_bound: float, interest: Interest) -> None:
+    """Raise InfeasibleError where no plan that is left is of interest: bounds only rise when they are opened."""
+    if lower_bound > interest.most_seconds:
+        raise InfeasibleError(f"no plan takes less than {lower_bound:.4g} s by Eq. 2")
 
 
 def _why_none(pricer: StagePricer, search: SearchOptions, evidence: Evidence, error: InfeasibleError) -> str:

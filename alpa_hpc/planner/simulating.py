@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.planner.evidence import Evidence
-from alpa_hpc.planner.refine import Refinement, settle, signature
-from alpa_hpc.planner.search import SimulatedPlan, simulate_partition
+from alpa_hpc.planner.refine import WHOLE, Interest, Refinement, modelled, settle, signature
+from alpa_hpc.planner.search import SimulatedPlan, find_candidates, pick, simulate_partition
 from alpa_hpc.runtime.schedule import AbstractSchedule
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
@@ -32,6 +32,13 @@ def simulated(
             break  # `pick` takes one of these plans, or says what is missing
         plans = _simulate_all(pricer, refinement, schedule)
     return refinement, plans
+
+
+def fastest_modelled(pricer: StagePricer, search: SearchOptions, schedule: AbstractSchedule, interest: Interest = WHOLE) -> SimulatedPlan:
+    """The paper's Algorithm 1 with modelled costs. Raises InfeasibleError where nothing fits, or nothing is of interest."""
+    candidates = find_candidates(pricer.step, pricer.cluster, search)
+    _, plans = simulated(pricer, modelled(pricer, candidates, search, interest=interest), search, schedule)
+    return pick(plans, pricer.cluster)
 
 
 def _simulate_all(pricer: StagePricer, refinement: Refinement, schedule: AbstractSchedule) -> tuple[SimulatedPlan, ...]:

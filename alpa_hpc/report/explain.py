@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alpa_hpc.report.words import bound_words, bytes_words, chosen_plan, plan_words, seconds_words, share_words, standing_words
+from alpa_hpc.report.words import (
+    bound_words,
+    bytes_words,
+    chosen_plan,
+    microbatches_words,
+    plan_words,
+    seconds_words,
+    share_words,
+    standing_words,
+)
 
 Row = Mapping[str, Any]
 
@@ -18,7 +27,7 @@ def overview_lines(planning: Row) -> list[str]:
     return [
         f"search      {planning['search']}: {counts['candidates']} candidates, {priced} priced, {len(planning['plans'])} plans simulated",
         f"plan        number of stages: {len(chosen['stages'])}, of layers: {counts['layers']}, of devices: {num_devices}, "
-        f"of microbatches: {planning['num_microbatches']}",
+        f"of microbatches: {microbatches_words(planning)}",
         f"step        {seconds_words(planning['predicted_step_seconds'])} simulated, {planning['predicted_pflops']:.4g} PFLOPS, "
         f"{planning['predicted_tflops_per_device']:.4g} TFLOPS a device",
         f"bound       {bound_words(planning)}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.planner.microbatches import TriedNumber, best_number
 from alpa_hpc.planner.opening import all_bounds
 from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.search import SecondsOf, SimulatedPlan, refused_families
@@ -80,6 +81,15 @@ def planning_document(record: PlanningRecord, step: LayeredStep, flop: float, he
         "infeasible": infeasible_rows(record),
         "plans": [{"chosen": plan is chosen, **plan_row(plan)} for plan in record.simulated],
     }
+
+
+def microbatches_document(tried: Sequence[TriedNumber]) -> dict[str, Any]:
+    """The number of microbatches that was chosen, and what each gives: its best plan's simulated seconds, or why it has none."""
+    rows = [
+        {"num_microbatches": one.num_microbatches, "simulated_seconds": None if one.reason else one.seconds, "reason": one.reason}
+        for one in sorted(tried, key=lambda one: one.num_microbatches)
+    ]
+    return {"chosen": best_number(tried), "tried": rows}
 
 
 def counts(record: PlanningRecord, step: LayeredStep) -> dict[str, int]:

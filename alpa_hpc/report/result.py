@@ -12,7 +12,7 @@ from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.report.planning import Basis
-from alpa_hpc.report.words import bound_words, measured_words, plan_words, seconds_words, standing_words
+from alpa_hpc.report.words import bound_words, measured_words, microbatches_words, plan_words, seconds_words, standing_words
 
 
 class Unit(enum.Enum):
@@ -75,6 +75,8 @@ def print_result(result: dict[str, Any]) -> None:
     lines = [f"planned in {sum(planning['seconds'].values()):.1f} s: {steps}"]
     if counts["profile_tasks_new"] or counts["profile_tasks_reused"]:
         lines.append(f"timed {counts['profile_tasks_new']} stages, and took {counts['profile_tasks_reused']} timings from the cost store")
+    if "microbatches" in planning:
+        lines.append(f"microbatches: {microbatches_words(planning)}")
     lines.append("compared, by simulation; a stage is its layers, its devices (nodes x devices), its logical mesh:")
     lines += [_plan_line(row, planning) for row in plans]
     lines.append(

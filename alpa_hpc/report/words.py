@@ -56,6 +56,19 @@ def bound_words(planning: Row) -> str:
     return f"{objective} by Eq. 2, and by that no plan of this search has less than {bound} (gap {share_words(planning['gap'])})"
 
 
+def microbatches_words(planning: Row) -> str:
+    """`32, chosen from 9 numbers: 16 gives 72.1 s, 64 gives 75.2 s, 6 have no plan, or none so fast`; where it was given, the number."""
+    number, searched = planning["num_microbatches"], planning.get("microbatches")
+    if searched is None:
+        return str(number)
+    others = [row for row in searched["tried"] if row["num_microbatches"] != number]
+    plans = sorted((row for row in others if row["simulated_seconds"] is not None), key=lambda row: row["simulated_seconds"])
+    words = [f"{row['num_microbatches']} gives {seconds_words(row['simulated_seconds'])}" for row in plans]
+    left = len(others) - len(plans)
+    words += [f"{left} {'has' if left == 1 else 'have'} no plan, or none so fast"] if left else []
+    return f"{number}, chosen from {len(others) + 1} numbers{': ' if words else ''}{', '.join(words)}"
+
+
 def chosen_words(planning: Row) -> str:
     """The plan that was chosen and its predicted step, in a line."""
     chosen = chosen_plan(planning)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from alpa_hpc.errors import ConfigError
 
+SEARCHED = 0
+
 
 class ScheduleKind(enum.Enum):
     """In which order a mesh runs the forward and backward passes of its microbatches."""
@@ -15,11 +17,13 @@ class ScheduleKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleOptions:
-    """`num_microbatches` (the paper's B) pieces of each global batch, run in the order of `kind`."""
+    """`num_microbatches` (the paper's B) pieces of each global batch, run in the order of `kind`; `SEARCHED` has the planning choose B."""
 
     kind: ScheduleKind
     num_microbatches: int
 
     def __post_init__(self) -> None:
-        if self.num_microbatches < 1:
-            raise ConfigError(f"num_microbatches is {self.num_microbatches}, expected at least 1 (1 runs the batch as it is)")
+        if self.num_microbatches < 0:
+            raise ConfigError(
+                f"num_microbatches is {self.num_microbatches}, expected at least 1 (1 runs the batch as it is), or 0 to have it chosen"
+            )

@@ -62,6 +62,13 @@ def test_the_whole_plan_is_told_with_its_bound() -> None:
     assert "510.00 ms by Eq. 2, and by that no plan of this search has less than 500.00 ms (gap 2 %)" in text
 
 
+def test_a_number_of_microbatches_that_was_chosen_is_told_with_what_the_others_give() -> None:
+    tried = [(4, 0.75, ""), (8, 0.5, ""), (16, None, "no plan takes less than 0.9 s by Eq. 2"), (32, None, "out of memory")]
+    rows = [{"num_microbatches": number, "simulated_seconds": seconds, "reason": reason} for number, seconds, reason in tried]
+    text = "\n".join(overview_lines(PLANNING | {"microbatches": {"chosen": 8, "tried": rows}}))
+    assert "of microbatches: 8, chosen from 4 numbers: 4 gives 750.00 ms, 2 have no plan, or none so fast\n" in text
+
+
 def test_each_stage_has_its_layers_devices_time_and_memory() -> None:
     first, second = (dict(zip(STAGE_HEADERS, row, strict=True)) for row in stage_table(PLANNING))
     assert (first["layers"], first["devices"], first["of"], first["mesh"], first["backward"]) == ("0-2", "0-1", "1x2", "2x1", "remat")
