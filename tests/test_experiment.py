@@ -112,7 +112,7 @@ def test_a_sweep_of_searches_ends_in_one_table(tmp_path: Path, capsys: pytest.Ca
     assert rows[0][5].endswith(" of 64 MB") and rows[0][-1] == "cluster.device.memory=64000000"
     assert rows[1][-2] == "cluster.device.memory=1000" and rows[1][-1].endswith("a device are missing at least")
     assert lines[-1] == "4 runs: 1 done, 1 out of memory, 2 refused"
-    planned, lacking = (tmp_path / "quickstart" / row[at] for row, at in ((rows[0], 7), (rows[1], 3)))
+    planned, lacking = (tmp_path / "quickstart" / row[at] for row, at in ((rows[0], 8), (rows[1], 3)))
     result = json.loads((planned / "result.json").read_text())["planning"]
     assert (result["search"], result["infeasible"]) == ("alpa", [])
     assert result["gap"] == result["objective_seconds"] / result["lower_bound_seconds"] - 1 >= 0

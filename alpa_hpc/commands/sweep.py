@@ -16,12 +16,12 @@ from alpa_hpc.launch.sweeps import Refused, Sweep
 from alpa_hpc.launch.views import RunPhase, RunView, view_run
 from alpa_hpc.report.words import bytes_words, chosen_plan, seconds_words
 
-HEADERS = ("experiment", "search", "state", "step", "PFLOPS", "memory", "stages", "trained", "id", "overrides", "reason")
+HEADERS = ("experiment", "search", "state", "step", "PFLOPS", "memory", "stages", "microbatches", "trained", "id", "overrides", "reason")
 NO_MEMORY, NO_PLAN, REFUSED, RUNNING = "out of memory", "infeasible", "refused", "running"
 
 Ask = Callable[[Sequence[str]], Mapping[str, QueueState]]
-Figures = tuple[str, str, str, str, str]  # step, PFLOPS, memory, stages, trained
-NO_FIGURES: Figures = ("", "", "", "", "")
+Figures = tuple[str, str, str, str, str, str]  # step, PFLOPS, memory, stages, microbatches, trained
+NO_FIGURES: Figures = ("", "", "", "", "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +122,5 @@ def _figures(result: Mapping[str, Any]) -> Figures:
     memory = f"{bytes_words(max(planning['stage_bytes']))} of {bytes_words(planning['memory_bytes'])}"
     step, pflops = seconds_words(planning["predicted_step_seconds"]), f"{planning['predicted_pflops']:.4g}"
     trained = seconds_words(result["training"]["step_seconds"]) if "training" in result else ""
-    return step, pflops, memory, str(len(chosen_plan(planning)["stages"])), trained
+    stages = str(len(chosen_plan(planning)["stages"]))
+    return step, pflops, memory, stages, str(planning["num_microbatches"]), trained

@@ -70,7 +70,7 @@ def test_each_run_of_a_sweep_has_its_row(sweep: Path, capsys: pytest.CaptureFixt
     assert lines[0] == f"sweep {ID} with mode=plan"
     rows = [cells(line) for line in lines[3:10]]
     assert rows[0][:6] == ["demo", "alpa", "done", "500.00 ms", "0.25", "8 GB of 10 GB"]
-    assert rows[1][:8] == ["demo", "wide", "done", "500.00 ms", "0.25", "8 GB of 10 GB", "2", "2500.00 ms"]
+    assert rows[1][:9] == ["demo", "wide", "done", "500.00 ms", "0.25", "8 GB of 10 GB", "2", "8", "2500.00 ms"]
     assert (rows[2][:3], rows[2][-1]) == (["demo", "intra_only", "out of memory"], "3.25 GB a device are missing at least")
     assert (rows[3][:3], rows[3][-1]) == (["demo", "pp_dp", "infeasible"], "no partition fits: much is missing")
     assert (rows[4][:3], rows[4][-1]) == (["demo", "megatron", "failed"], "plan: a solver failed")
