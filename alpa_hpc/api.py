@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from alpa_hpc.arguments import check_argument, check_fields
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import PlanError, TraceError
 from alpa_hpc.ir.state import shapes_of
@@ -80,6 +81,7 @@ def parallelize(
 
 def load_plan(path: str | Path) -> ParallelPlan:
     """Read a plan.json of a run, or of `save_plan`. Raises PlanError where it is absent, torn, or of another version."""
+    check_argument("path", path, str | Path)
     path = Path(path)
     if not path.is_file():
         raise PlanError(f"{path} is not a file, expected a plan: the plan.json of a run folder, or what save_plan wrote.")
@@ -88,6 +90,8 @@ def load_plan(path: str | Path) -> ParallelPlan:
 
 def save_plan(plan: ParallelPlan, path: str | Path) -> None:
     """Write a plan as JSON, for `load_plan`."""
+    check_argument("plan", plan, ParallelPlan)
+    check_argument("path", path, str | Path)
     Path(path).write_text(plan_to_json(plan), encoding="utf-8")
 
 
@@ -102,6 +106,9 @@ class ParallelStep:
     layers: LayerOptions
     search: SearchOptions
     schedule: ScheduleKind
+
+    def __post_init__(self) -> None:
+        check_fields(self, "parallelize")
 
     def find_plan(self, state: Any, batch: Any) -> ParallelPlan:
         """The given plan, else the fastest one found; needs shapes and dtypes alone, and no device of the cluster.

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from alpa_hpc.arguments import check_fields
 from alpa_hpc.errors import ConfigError
 
 
@@ -14,6 +15,7 @@ class Link:
     latency: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (self.bandwidth > 0 and 0 <= self.latency < math.inf):
             raise ConfigError(f"link needs bandwidth > 0 and a finite latency >= 0, found {self.bandwidth} B/s, {self.latency} s")
 
@@ -35,6 +37,7 @@ class DeviceSpec:
     hides_collectives: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         rates = (self.memory, self.flops_32bit, self.flops_16bit, self.memory_bandwidth)
         if not all(0 < rate < math.inf for rate in rates) or not 0 < self.efficiency <= 1:
             raise ConfigError(f"device {self.kind!r} needs positive, finite memory and rates and 0 < efficiency <= 1, found {self}")
@@ -52,6 +55,7 @@ class ClusterSpec:
     inter_node: Link
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.num_nodes < 1 or self.devices_per_node < 1:
             raise ConfigError(
                 f"cluster {self.name!r} needs at least one node and one device a node, found {self.num_nodes} x {self.devices_per_node}"

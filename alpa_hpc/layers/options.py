@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from alpa_hpc.arguments import check_fields
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.layers.choice import CHOOSE
 
@@ -30,6 +31,7 @@ class LayerOptions:
     imbalance: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.num_layers < CHOOSE:
             raise ConfigError(
                 f"num_layers is {self.num_layers}, expected at least 1, the number of pieces that the forward pass is cut into, "

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from alpa_hpc.arguments import check_fields
 from alpa_hpc.errors import ConfigError
 
 SEARCHED = 0
@@ -23,6 +24,7 @@ class ScheduleOptions:
     num_microbatches: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.num_microbatches < 0:
             raise ConfigError(
                 f"num_microbatches is {self.num_microbatches}, expected at least 1 (1 runs the batch as it is), or 0 to have it chosen"

@@ -4,6 +4,7 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
+from alpa_hpc.arguments import check_fields
 from alpa_hpc.errors import ConfigError
 from alpa_hpc.layers.options import Clustering, LayerOptions
 from alpa_hpc.stages.candidate import LogicalShapes, StageCandidate, SubmeshShapes
@@ -83,6 +84,7 @@ class SearchOptions:
     manual: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("num_best", "table_cap"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1: the search must be allowed to find something")
