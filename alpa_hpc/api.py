@@ -30,7 +30,7 @@ from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
-from alpa_hpc.planner.microbatches import best_number, numbers_for, try_numbers
+from alpa_hpc.planner.microbatches import TriedNumber, best_number, numbers_for, tried, try_numbers
 from alpa_hpc.planner.refine import Interest
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
 from alpa_hpc.planner.simulating import fastest_modelled
@@ -151,11 +151,14 @@ class ParallelStep:
             return self.plan.num_microbatches
         num_rows, schedule = self._trace(state, batch, 1)[0].num_rows, SCHEDULES[self.schedule]
 
-        def search_at(number: int, interest: Interest) -> SimulatedPlan:
-            pricer = pricer_for(self._trace(state, batch, number)[1], self.cluster, self.search, schedule)
-            return fastest_modelled(pricer, self.search, schedule, interest)
+        def try_at(number: int, most_seconds: float) -> TriedNumber:
+            def search(interest: Interest) -> SimulatedPlan:
+                pricer = pricer_for(self._trace(state, batch, number)[1], self.cluster, self.search, schedule)
+                return fastest_modelled(pricer, self.search, schedule, interest)
 
-        return best_number(try_numbers(numbers_for(num_rows, self.cluster.num_devices), search_at))
+            return tried(number, most_seconds, search)
+
+        return best_number(try_numbers(numbers_for(num_rows, self.cluster.num_devices), try_at))
 
     def _trace(self, state: Any, batch: Any, num_microbatches: int) -> tuple[TracedStep, LayeredStep]:
         traced = trace_step(self.step, state, shapes_of(batch), num_microbatches=num_microbatches)

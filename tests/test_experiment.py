@@ -158,7 +158,8 @@ def test_a_run_whose_model_fits_at_no_number_of_microbatches_says_so(tmp_path: P
     with pytest.raises(InfeasibleError, match="are missing at the least"):
         run(compose_experiment("quickstart", asked))
     paths = only_run(tmp_path)
-    assert "infeasible" in read_json(paths.result) and not paths.microbatches.exists()
+    assert "infeasible" in read_json(paths.result)
+    assert [row["simulated_seconds"] for row in read_json(paths.microbatches)["tried"]] == [None, None]
 
 
 @pytest.mark.parametrize("change", ["training.batch_size=4", "search.num_best=1", "cluster.intra_node.bandwidth=1e9", "model.hidden=32"])

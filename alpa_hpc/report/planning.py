@@ -87,7 +87,7 @@ def microbatches_document(tried: Sequence[TriedNumber]) -> dict[str, Any]:
     """The number of microbatches that was chosen, and what each gives: its best plan's simulated seconds, or why it has none."""
     rows = [
         {"num_microbatches": one.num_microbatches, "simulated_seconds": None if one.reason else one.seconds, "reason": one.reason}
-        for one in sorted(tried, key=lambda one: one.num_microbatches)
+        for one in tried
     ]
     return {"chosen": best_number(tried), "tried": rows}
 

@@ -34,6 +34,7 @@ class Worker(Generic[Answer]):
     def __init__(self, function: Callable[..., Answer]) -> None:
         self._names = (function.__module__, function.__qualname__)
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
     def call(self, seconds: float, *arguments: object) -> Answer:
@@ -44,7 +45,7 @@ class Worker(Generic[Answer]):
             SolverError: what the function raised, or how its process ended.
         """
         with self._lock:
-            child = self._running()
+            child = self._asked = self._running()
             self._child = None  # until it has answered: what interrupts a call leaves no process with an open question
             try:
                 answer = _ask(child, seconds, arguments)
@@ -52,11 +53,21 @@ class Worker(Generic[Answer]):
             except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
                 raise _ended(child, seconds) from error
             finally:
+                self._asked = None
                 if self._child is None:
                     _dismiss(child)
         if isinstance(answer, SolverError):
             raise answer
         return answer
+
+    def end(self) -> None:
+        """End the process, if there is one; a call that another thread waits for raises SolverError there."""
+        asked, idle = self._asked, self._child
+        if asked is not None:
+            asked.kill()  # who waits for it clears up
+        elif idle is not None:
+            self._child = None
+            _dismiss(idle)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:

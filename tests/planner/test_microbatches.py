@@ -1,9 +1,8 @@
 """The number of microbatches that is chosen is the best of all, though most are given up; where none has a plan, the reason is told."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import InfeasibleError, TraceError
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.planner.families import pricer_for
-from alpa_hpc.planner.microbatches import SearchAt, TriedNumber, best_number, numbers_for, try_numbers, words
+from alpa_hpc.planner.microbatches import SIMULATED_WITHIN, TriedNumber, best_number, numbers_for, tried, try_numbers, words
 from alpa_hpc.planner.refine import WHOLE, Interest
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
 from alpa_hpc.planner.simulating import fastest_modelled
@@ -43,25 +42,13 @@ def pricer(number: int, cluster: ClusterSpec, search: SearchOptions) -> StagePri
     return pricer_for(step(number), cluster, search, SCHEDULE)
 
 
-def searching(cluster: ClusterSpec, search: SearchOptions) -> SearchAt:
-    def search_at(number: int, interest: Interest) -> SimulatedPlan:
-        return fastest_modelled(pricer(number, cluster, search), search, SCHEDULE, interest)
-
-    return search_at
+def searching(number: int, cluster: ClusterSpec, search: SearchOptions, interest: Interest) -> SimulatedPlan:
+    return fastest_modelled(pricer(number, cluster, search), search, SCHEDULE, interest)
 
 
 @cache
 def tried_on(cluster: ClusterSpec, search: SearchOptions) -> tuple[TriedNumber, ...]:
-    return try_numbers(NUMBERS, searching(cluster, search))
-
-
-def refusing(errors: dict[int, Callable[[], Exception]], else_search: SearchAt) -> SearchAt:
-    def search_at(number: int, interest: Interest) -> SimulatedPlan:
-        if number in errors:
-            raise errors[number]()
-        return else_search(number, interest)
-
-    return search_at
+    return try_numbers(NUMBERS, lambda number, most: tried(number, most, partial(searching, number, cluster, search)))
 
 
 @given(num_rows=st.integers(1, 5000), num_devices=st.integers(1, 100))
@@ -75,49 +62,67 @@ def test_all_numbers_that_divide_the_rows_are_tried_once(num_rows: int, num_devi
     ("cluster", "search"), CASES, ids=["slow between", "fast between", "tight", "slow to start", "tight, equal stages"]
 )
 def test_giving_up_loses_nothing(cluster: ClusterSpec, search: SearchOptions) -> None:
-    search_at, seconds = searching(cluster, search), dict[int, float]()
+    seconds: dict[int, float] = {}
     for number in NUMBERS:
         try:
-            seconds[number] = search_at(number, WHOLE).timeline.seconds
+            seconds[number] = searching(number, cluster, search, WHOLE).timeline.seconds
         except InfeasibleError:
             seconds[number] = math.inf
-    tried = tried_on(cluster, search)
-    assert best_number(tried) == min(seconds, key=lambda number: (seconds[number], number))
-    assert {one.num_microbatches for one in tried} == set(NUMBERS)
-    for one in tried:
+    found = tried_on(cluster, search)
+    assert best_number(found) == min(seconds, key=lambda number: (seconds[number], number))
+    assert [one.num_microbatches for one in found] == sorted(NUMBERS)
+    for one in found:
         assert one.seconds == (math.inf if one.reason else seconds[one.num_microbatches])
 
 
 def test_numbers_are_given_up_and_lack_memory_and_the_best_differs_from_cluster_to_cluster() -> None:
     """What the test above goes through is not empty."""
     found = [tried_on(cluster, search) for cluster, search in CASES]
-    assert len({best_number(tried) for tried in found}) > 1
-    reasons = [one.reason for tried in found for one in tried]
+    assert len({best_number(one) for one in found}) > 1
+    reasons = [one.reason for tries in found for one in tries]
     assert any("by Eq. 2" in reason for reason in reasons) and any("missing" in reason for reason in reasons)
 
 
-def test_a_number_at_which_the_step_cannot_be_traced_is_passed_over() -> None:
-    search_at = searching(FOUR, SEARCH)
+def test_a_number_at_which_the_step_cannot_be_traced_has_no_plan() -> None:
+    def untraceable(interest: Interest) -> SimulatedPlan:
+        raise TraceError("groups of 4\nat line 7")
+
+    assert tried(8, math.inf, untraceable) == TriedNumber(8, reason="groups of 4")
+
+
+TRIES = st.builds(TriedNumber, st.integers(1, 100), st.sampled_from([0.5, 1.0, math.inf]), missing_bytes=st.sampled_from([5.0, math.inf]))
+
+
+@given(tries=st.lists(TRIES, min_size=1, unique_by=lambda one: one.num_microbatches))
+def test_the_best_is_the_fastest_or_else_the_one_that_lacks_least(tries: list[TriedNumber]) -> None:
+    best = next(one for one in tries if one.num_microbatches == best_number(tries))
+    assert best.seconds == min(one.seconds for one in tries)
+    if best.seconds == math.inf:
+        assert best.missing_bytes == min(one.missing_bytes for one in tries)
+
+
+@pytest.mark.parametrize("num_parallel", [1, 3])
+def test_all_are_tried_and_told_whatever_is_tried_beside_them(num_parallel: int) -> None:
+    asked: list[float] = []
     told: list[str] = []
-    tried = try_numbers((8, 4), refusing({8: lambda: TraceError("groups of 4\nat line 7")}, search_at), told.append)
-    assert best_number(tried) == 4
-    assert tried[0] == TriedNumber(8, math.inf, "groups of 4")
-    assert told == ["planning: 8 microbatches: groups of 4", f"planning: {words(tried[1])}"]
+    objective = {8: 2.0, 4: 1.0, 2: 4.0, 16: 3.0}
+
+    def try_at(number: int, most_seconds: float) -> TriedNumber:
+        asked.append(most_seconds)
+        return TriedNumber(number, objective[number], objective[number])
+
+    found = try_numbers(tuple(objective), try_at, told.append, num_parallel)
+    assert [one.num_microbatches for one in found] == [2, 4, 8, 16]
+    assert sorted(told) == sorted(f"planning: {words(one)}" for one in found)
+    assert asked[0] == math.inf and all(most >= SIMULATED_WITHIN for most in asked)
+    if num_parallel == 1:
+        assert asked == [math.inf, 2 * SIMULATED_WITHIN, SIMULATED_WITHIN, SIMULATED_WITHIN]
 
 
-def test_where_nothing_fits_the_number_that_lacks_least_says_what() -> None:
-    least = {number: InfeasibleError(f"{number}", float(100 + abs(number - 4))) for number in NUMBERS}
-    asked: list[tuple[int, Interest]] = []
+def test_a_fault_of_ours_in_one_of_them_is_no_refusal() -> None:
+    def broken(number: int, most_seconds: float) -> TriedNumber:
+        assert number != 4, "a fault"
+        return TriedNumber(number)
 
-    def search_at(number: int, interest: Interest) -> SimulatedPlan:
-        asked.append((number, interest))
-        raise InfeasibleError("in full", 7.0) if interest == WHOLE else least[number]
-
-    with pytest.raises(InfeasibleError, match="in full"):
-        try_numbers(NUMBERS, search_at)
-    assert asked[-1] == (4, WHOLE) and len(asked) == len(NUMBERS) + 1
-
-
-def test_a_step_that_cannot_be_traced_at_all_says_why() -> None:
-    with pytest.raises(TraceError, match="no loss"):
-        try_numbers((1, 2), refusing(dict.fromkeys((1, 2), lambda: TraceError("no loss")), searching(FOUR, SEARCH)))
+    with pytest.raises(AssertionError, match="a fault"):
+        try_numbers((8, 4, 2), broken, num_parallel=2)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -135,6 +136,28 @@ def test_a_call_that_is_interrupted_leaves_no_answer_to_the_next(functions: str)
     with interrupted_after(0.2):
         late.call(20.0, 0.7)
     assert late.call(20.0, 0.1) == 0.2
+
+
+def test_a_call_is_ended_from_another_thread(functions: str, tmp_path: Path) -> None:
+    stuck, known = worker(functions, "stuck_and_known"), tmp_path / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        began, call = time.monotonic(), pool.submit(stuck.call, 50.0, str(known))
+        while not known.exists():
+            time.sleep(0.01)
+        stuck.end()
+        with pytest.raises(SolverError, match="ended with -9"):
+            call.result(timeout=20.0)
+    assert time.monotonic() - began < 20.0
+    stuck.end()  # now there is none
+
+
+def test_a_process_that_is_not_needed_any_more_is_ended(functions: str) -> None:
+    asked = worker(functions, "own_pid")
+    pid = asked.call(20.0)
+    asked.end()
+    assert asked.call(20.0) != pid, "the next call starts another"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 class Unpicklable:
