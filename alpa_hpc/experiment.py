@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from alpa_hpc.config import ExperimentConfig, Mode, load_config, write_config
-from alpa_hpc.errors import ConfigError, InfeasibleError, SolverError, TraceError
+from alpa_hpc.config import ExperimentConfig, Mode, write_config
+from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
 from alpa_hpc.garbage import seldom_collected
 from alpa_hpc.launch.files import is_there, read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
@@ -23,6 +23,7 @@ from alpa_hpc.launch.profiling import StoreProfiler
 from alpa_hpc.launch.site import Platform, site_environment, use_site
 from alpa_hpc.launch.slurm_launcher import SlurmLauncher
 from alpa_hpc.launch.status import reporting
+from alpa_hpc.microbatch_job import choose_microbatches, numbers_of
 from alpa_hpc.parts import (
     config_of_run,
     cost_store,
@@ -39,22 +40,20 @@ from alpa_hpc.plan.codec import plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.families import pricer_for
 from alpa_hpc.planner.lookup import make_plan
-from alpa_hpc.planner.microbatches import TriedNumber, numbers_for, tried, try_numbers
-from alpa_hpc.planner.refine import Interest, Refinement, modelled, with_measurements
+from alpa_hpc.planner.refine import Refinement, modelled, with_measurements
 from alpa_hpc.planner.requests import describe_request
-from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan, find_candidates, pick
-from alpa_hpc.planner.simulating import fastest_modelled, simulated
+from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
+from alpa_hpc.planner.simulating import simulated
 from alpa_hpc.profile_job import profile_here
 from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
-from alpa_hpc.report.planning import PlanningRecord, iteration_flop, microbatches_document, planning_document
+from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
 from alpa_hpc.report.result import infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
 from alpa_hpc.runtime.options import SEARCHED
-from alpa_hpc.sharding.worker import Worker
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import fingerprint, train_here
 from alpa_hpc.training.prepare import Prepared
@@ -62,8 +61,6 @@ from alpa_hpc.verify.plan import check_plan_code
 from alpa_hpc.verify.target import check_compiler, prepare_target
 
 IMPORT_SECONDS = process_age_seconds()  # from the start of the process to here: a sweep pays it once
-MOST_PARALLEL = 4  # searches at different numbers of microbatches: each takes some GB of memory for a large model
-MOST_SECONDS = 86_400.0  # that one of them may take
 
 
 def run(config: ExperimentConfig, origin: Origin = ALONE) -> Path:
@@ -141,12 +138,6 @@ def check_numbers(config: ExperimentConfig) -> None:
     raise refusals[0]
 
 
-def numbers_of(config: ExperimentConfig) -> tuple[int, ...]:
-    """The number of microbatches that is given, or all that there are to choose from."""
-    given = config.schedule.num_microbatches
-    return numbers_for(config.training.batch_size, config.cluster.num_devices) if given == SEARCHED else (given,)
-
-
 def plan_here(paths: RunPaths) -> None:
     """The planning job in this process, which reports as a job of its own would."""
     with reporting(paths, JobKind.PLAN):
@@ -181,49 +172,6 @@ def plan_run(paths: RunPaths) -> None:
     sys.stderr.write(f"planned: {chosen_words(found.planning)}{before}\n")
     if config.mode is Mode.FULL:
         launcher.planned(paths)
-
-
-def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwatch) -> None:
-    """Write microbatches.json: the number of microbatches whose plan is the fastest by modelled costs, and what the others give.
-
-    Each number is searched in a process of its own: they share the cores that there are, and no memory.
-    """
-    workers: list[Worker[TriedNumber]] = []
-
-    def try_at(number: int, most_seconds: float) -> TriedNumber:
-        worker = Worker(try_number)
-        workers.append(worker)
-        try:
-            return worker.call(MOST_SECONDS, str(paths.root), number, most_seconds)
-        except SolverError as error:
-            return TriedNumber(number, reason=f"its search failed: {error}")
-        finally:
-            worker.end()  # it holds some GB
-
-    num_parallel = min(len(os.sched_getaffinity(0)), MOST_PARALLEL)
-    try:
-        found = watch.time("microbatches", lambda: try_numbers(numbers_of(config), try_at, watch.tell, num_parallel))
-    finally:
-        for worker in workers:
-            worker.end()
-    write_json(paths.microbatches, microbatches_document(found))
-
-
-@seldom_collected()
-def try_number(root: str, number: int, most_seconds: float) -> TriedNumber:
-    """The search of the run in `root` at a number of microbatches, by modelled costs, as far as it is of interest."""
-    paths = RunPaths(Path(root))
-    config = with_microbatches(load_config(paths.config), number)
-
-    def search(interest: Interest) -> SimulatedPlan:
-        schedule = SCHEDULES[config.schedule.kind]
-        pricer = pricer_for(prepared(config).step, config.cluster, config.search, schedule, read_solutions(paths.solutions))
-        try:
-            return fastest_modelled(pricer, config.search, schedule, interest)
-        finally:
-            write_solutions(paths.solutions, pricer.learnt)
-
-    return tried(number, most_seconds, search)
 
 
 def searched(config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher: Launcher, watch: Stopwatch) -> FoundPlan:
