@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.graph import Atom, aval_of
-from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, whole_plan
+from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, waiting_plans, whole_plan
 from alpa_hpc.sharding.constraints import CONSTRAINT, honoured_plans
 from alpa_hpc.sharding.equation_work import CONTRACTIONS, NO_WORK, EquationWork, itemsize_of
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs, same, with_partials
@@ -168,7 +168,8 @@ def add_equation(graph: Graph, name: str, eqn: JaxprEqn, operands: tuple[int, ..
         table = following_plans(how.rule, position, leader.specs, graph.prices.mesh.shape)
         if table is not None:
             return adding.finished(leader.home, table)
-    table = own_plans(how.rule, graph.prices.mesh.shape)
+    waits = how.rule.linear and len(how.may_stay_partial) == len(eqn.outvars)
+    table = (waiting_plans if waits else own_plans)(how.rule, graph.prices.mesh.shape)
     return adding.finished(graph.add_node(name, table.labels), table)
 
 
