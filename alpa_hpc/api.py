@@ -32,6 +32,8 @@ from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
 from alpa_hpc.planner.refine import modelled
 from alpa_hpc.planner.search import SCHEDULES, find_candidates, pick
 from alpa_hpc.planner.simulating import simulated
+from alpa_hpc.report.planning import check_report
+from alpa_hpc.report.result import check_warnings
 from alpa_hpc.runtime.assemble import assemble
 from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import ScheduleKind
@@ -172,7 +174,7 @@ class ParallelTraining:
 
 
 def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind) -> ParallelPlan:
-    """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, it warns.
+    """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, or not to be had, it warns.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -184,8 +186,9 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
     _, plans = simulated(pricer, found, search, SCHEDULES[schedule])
     chosen = pick(plans, cluster)
     plan = make_plan(step, chosen, cluster, schedule)
-    for text in check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target).mismatches:
-        warnings.warn(f"the compiled code is not as planned: {text}", stacklevel=2)
+    checked = check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target)
+    for text in check_warnings(check_report(checked)):
+        warnings.warn(text, stacklevel=2)
     return plan
 
 
