@@ -199,7 +199,7 @@ class ParallelTraining:
 
 
 def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind) -> ParallelPlan:
-    """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, it warns.
+    """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, or not to be had, it warns.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -208,8 +208,9 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
     check_compiler(search.check_target)
     chosen = fastest_modelled(pricer_for(step, cluster, search, SCHEDULES[schedule]), search, SCHEDULES[schedule])
     plan = make_plan(step, chosen, cluster, schedule)
-    for text in check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target).mismatches:
-        warnings.warn(f"the compiled code is not as planned: {text}", stacklevel=2)
+    checked = check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target)
+    for text in checked.warnings:
+        warnings.warn(text, stacklevel=2)
     return plan
 
 

@@ -50,7 +50,7 @@ from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
 from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
-from alpa_hpc.report.result import infeasible_noted, print_result
+from alpa_hpc.report.result import check_warnings, infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
 from alpa_hpc.runtime.options import SEARCHED
@@ -167,7 +167,7 @@ def plan_run(paths: RunPaths) -> None:
     store_result(config, paths)
     if key and found.searched_by == str(paths.root):
         write_known(paths.known_plans, key, found)  # when the run has its own: the cache is the lesser loss
-    sys.stderr.write("".join(f"the compiled code is not as planned: {text}\n" for text in found.planning["check"]["mismatches"]))
+    sys.stderr.write("".join(f"{text}\n" for text in check_warnings(found.planning["check"])))
     before = "" if found.searched_by == str(paths.root) else f" (found by {found.searched_by}, which was asked the same)"
     sys.stderr.write(f"planned: {chosen_words(found.planning)}{before}\n")
     if config.mode is Mode.FULL:

@@ -10,7 +10,11 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh
+from jax.stages import Compiled
 
+from alpa_hpc.api import load_plan
 from alpa_hpc.commands import explain, list_runs
 from alpa_hpc.config import compose_experiment
 from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
@@ -20,7 +24,9 @@ from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.models.gpt import GPT
 from alpa_hpc.parts import key_of_search, num_values_of, prepared
+from alpa_hpc.runtime.tasks import StageTask, compile_task
 from alpa_hpc.training.metrics import read_metrics
+from alpa_hpc.verify import plan as verify_plan
 from alpa_hpc.verify import target
 
 SMALL = ["cluster.num_nodes=1", "cluster.devices_per_node=1", "layers.num_layers=1", "schedule.num_microbatches=1", "training.batch_size=2"]
@@ -84,6 +90,27 @@ def test_the_chosen_stages_are_compiled_and_compared_with_the_plan(tmp_path: Pat
     exchanges = [one for row in check["tasks"] for one in row["collectives"]]
     assert exchanges and all(one["planned_bytes"] == one["compiled_bytes"] > 0 for one in exchanges)
     assert "checked against code for cpu: planned / compiled bytes" in capsys.readouterr().out
+
+
+def test_a_compiler_that_fails_on_a_task_leaves_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(task: StageTask, mesh: Mesh) -> Compiled:
+        if task.name == "backward":
+            raise JaxRuntimeError("INTERNAL: no tile sizes for hlo: %dot.36\n  in a file of XLA's")
+        return compile_task(task, mesh)
+
+    monkeypatch.setattr(verify_plan, "compile_task", failing)
+    four = ["cluster.devices_per_node=4", "training.batch_size=8", "search.check_target=cpu", "mode=plan", f"runs={tmp_path}"]
+    paths = RunPaths(run(compose_experiment("quickstart", [*TINY, *four])))
+    assert load_plan(paths.plan).stages
+    [result, planning] = [read_json(paths.result)["planning"]["check"], read_json(paths.planning)["check"]]
+    [failed] = result["not_compiled"]
+    assert result == planning and failed == {"stage": 0, "task": "backward", "reason": "INTERNAL: no tile sizes for hlo: %dot.36"}
+    assert {row["task"] for row in result["tasks"]} >= {"forward", "update"} and result["mismatches"] == []
+    told = capsys.readouterr()
+    assert "the plan stands, but stage 0, backward is not checked: XLA's compiler for cpu failed on it: INTERNAL: no tile" in told.err
+    assert "; 1 not checked, since the compiler failed: stage 0, backward (all in planning.json)" in told.out
 
 
 def test_a_check_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

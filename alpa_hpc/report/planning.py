@@ -166,9 +166,13 @@ def replicated_report(plan: SimulatedPlan) -> dict[str, Any]:
 
 
 def check_report(checked: PlanCheck) -> dict[str, Any]:
-    """The compiled code of a plan's distinct tasks against the plan: bytes a device of each collective and at the peak."""
+    """The compiled code of a plan's distinct tasks against the plan: bytes a device of each collective and at the peak.
+
+    `not_compiled`: tasks that the compiler failed on, of which nothing is known.
+    """
     rows = [{"stage": stage.stage, **_task_row(task)} for stage in checked.stages for task in stage.tasks]
-    return {"target": checked.target.value, "tasks": rows, "mismatches": list(checked.mismatches)}
+    failures = [{"stage": one.stage, "task": task.task, "reason": task.reason} for one in checked.stages for task in one.not_compiled]
+    return {"target": checked.target.value, "tasks": rows, "mismatches": list(checked.mismatches), "not_compiled": failures}
 
 
 def _task_row(task: TaskCheck) -> dict[str, Any]:

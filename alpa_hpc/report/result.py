@@ -13,6 +13,7 @@ from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.report.planning import Basis
 from alpa_hpc.report.words import bound_words, measured_words, microbatches_words, plan_words, seconds_words, standing_words
+from alpa_hpc.verify.plan import mismatch_words, not_compiled_words
 
 
 class Unit(enum.Enum):
@@ -85,7 +86,7 @@ def print_result(result: dict[str, Any]) -> None:
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )
     lines.append(bound_words(planning))
-    if planning["check"]["tasks"]:
+    if planning["check"]["tasks"] or planning["check"]["not_compiled"]:
         lines.append(check_line(planning["check"]))
     if planning["not_measured"]:
         lines.append(not_measured_line(planning["not_measured"]))
@@ -109,13 +110,23 @@ def check_line(check: Mapping[str, Any]) -> str:
     tasks = check["tasks"]
     exchanges = [one for task in tasks for one in task["collectives"]]
     ratios = [one["planned_bytes"] / max(one["compiled_bytes"], 1) for one in exchanges] or [1.0]
-    peaks = [task["planned_peak_bytes"] / max(task["compiled_peak_bytes"], 1) for task in tasks]
-    line = (
+    peaks = [task["planned_peak_bytes"] / max(task["compiled_peak_bytes"], 1) for task in tasks] or [1.0]
+    parts = [
         f"checked against code for {check['target']}: planned / compiled bytes of {len(exchanges)} kinds and groups of collectives "
         f"{min(ratios):.3f} to {max(ratios):.3f}, peak memory of {len(tasks)} programs {min(peaks):.3f} to {max(peaks):.3f}"
-    )
-    wrong = check["mismatches"]
-    return f"{line}; {len(wrong)} not as planned, first: {wrong[0].partition(chr(10))[0]} (all in planning.json)" if wrong else line
+    ]
+    if wrong := check["mismatches"]:
+        parts.append(f"{len(wrong)} not as planned, first: {wrong[0].partition(chr(10))[0]}")
+    if failed := check["not_compiled"]:
+        names = ", ".join(f"stage {one['stage']}, {one['task']}" for one in failed)
+        parts.append(f"{len(failed)} not checked, since the compiler failed: {names}")
+    return "; ".join(parts) + (" (all in planning.json)" if wrong or failed else "")
+
+
+def check_warnings(check: Mapping[str, Any]) -> list[str]:
+    """What a person should know of a check, a sentence each: what does not agree, and what the compiler failed on."""
+    failed = [not_compiled_words(check["target"], one["stage"], one["task"], one["reason"]) for one in check["not_compiled"]]
+    return [*map(mismatch_words, check["mismatches"]), *failed]
 
 
 def not_measured_line(blanks: Sequence[Mapping[str, str]]) -> str:

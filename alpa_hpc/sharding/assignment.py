@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from alpa_hpc.cluster.hardware import MeshShape
-from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of
+from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of, subsets
 from alpa_hpc.sharding.strategies.rule import UNSPLIT, Combine, OpRule
 
 NONE = -1
@@ -58,6 +58,18 @@ def own_plans(rule: OpRule, mesh: MeshShape) -> PlanTable:
     """Every way to split an operator."""
     options = assignments(rule, mesh)
     return table_of(rule, tuple(assignment_label(option) for option in options), tuple(plan_of(rule, option, mesh) for option in options))
+
+
+@lru_cache(maxsize=4096)
+def waiting_plans(rule: OpRule, mesh: MeshShape) -> PlanTable:
+    """Every way to split a linear operator, and each again with its operands as sums over axes that split nothing, which stay so."""
+    options = [(option, partial) for option in assignments(rule, mesh) for partial in subsets(_free_axes(option, mesh))]
+    labels = tuple(assignment_label(option) + "".join(f",{'xy'[axis]}+" for axis in partial) for option, partial in options)
+    return table_of(rule, labels, tuple(plan_of(rule, option, mesh, partial) for option, partial in options))
+
+
+def _free_axes(option: Assignment, mesh: MeshShape) -> tuple[int, ...]:
+    return tuple(axis for axis in AXES if option[axis] == NONE and mesh.sizes[axis] > 1)
 
 
 @lru_cache(maxsize=4096)

@@ -125,7 +125,7 @@ def must_exist(jaxpr: Jaxpr, kept: frozenset[Var]) -> frozenset[Var]:
     return frozenset(exist)
 
 
-LINEAR_PATH = frozenset("add_any add convert_element_type transpose reshape squeeze reduce_sum neg copy broadcast_in_dim".split())
+LINEAR_PATH = frozenset("add_any add convert_element_type transpose reshape squeeze reduce_sum neg copy broadcast_in_dim split".split())
 
 
 def _only_linear_to(jaxpr: Jaxpr, gradients: frozenset[Var]) -> frozenset[Var]:

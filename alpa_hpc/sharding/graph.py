@@ -14,14 +14,14 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from alpa_hpc.ir.graph import Atom, aval_of
-from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, whole_plan
+from alpa_hpc.sharding.assignment import EquationPlan, PlanTable, following_plans, own_plans, waiting_plans, whole_plan
 from alpa_hpc.sharding.constraints import CONSTRAINT, honoured_plans
 from alpa_hpc.sharding.equation_work import CONTRACTIONS, NO_WORK, EquationWork, itemsize_of
 from alpa_hpc.sharding.pricing import MeshPrices, all_specs, same, with_partials
 from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
 from alpa_hpc.sharding.spec import SpecList, replicated
 from alpa_hpc.sharding.strategies.registry import whole_rule
-from alpa_hpc.sharding.strategies.rule import UNSPLIT, shape_of
+from alpa_hpc.sharding.strategies.rule import UNSPLIT, OpRule, shape_of
 
 FREE = -1  # the home of tensors that any device makes by itself
 
@@ -168,7 +168,8 @@ def add_equation(graph: Graph, name: str, eqn: JaxprEqn, operands: tuple[int, ..
         table = following_plans(how.rule, position, leader.specs, graph.prices.mesh.shape)
         if table is not None:
             return adding.finished(leader.home, table)
-    table = own_plans(how.rule, graph.prices.mesh.shape)
+    waits = how.rule.linear and len(how.may_stay_partial) == len(eqn.outvars)
+    table = (waiting_plans if waits else own_plans)(how.rule, graph.prices.mesh.shape)
     return adding.finished(graph.add_node(name, table.labels), table)
 
 
@@ -220,8 +221,11 @@ class _Adding:
     def leaders(self) -> list[int]:
         """Operand positions worth following: the largest first, then the one that can lie in most ways, then the one made last.
 
-        A vector stretched to the size of another operand can be split along its own dim alone: followed, it would keep a batch whole.
+        A vector stretched to the size of another operand can be split along its own dim alone: followed, it would keep a batch whole. So
+        would a key whatever is drawn by it; a broadcast of a scalar alone may follow it, since it is made where it is read.
         """
+        if self.how.rule is not None and self.eqn.primitive.name != "broadcast_in_dim" and _makes_all_its_dims(self.how.rule):
+            return []
         tensors = [self.graph.tensors[t] for t in self.operands]
         candidates = [i for i, t in enumerate(self.operands) if t >= 0 and tensors[i].home != FREE]
         return sorted(candidates, key=lambda i: (-tensors[i].num_bytes, -len(set(tensors[i].specs)), -tensors[i].home))
@@ -253,6 +257,15 @@ class _Adding:
         for position, tensor in enumerate(self.operands):
             if tensor >= 0:
                 self.graph.require(tensor, node, table.operands[position], self.weight)
+
+
+def _makes_all_its_dims(rule: OpRule) -> bool:
+    """Whether results have factors, and operands none."""
+    return not _has_factors(rule.operands) and _has_factors(rule.results)
+
+
+def _has_factors(tensors: Sequence[tuple[int, ...]]) -> bool:
+    return any(factor != UNSPLIT for dims in tensors for factor in dims)
 
 
 def operand_tensors(eqn: JaxprEqn, tensor_of: dict[Var, int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from alpa_hpc.sharding.assignment import EquationPlan, PlanTable
 from alpa_hpc.sharding.equation_work import Work
 from alpa_hpc.sharding.problem import Costs
 from alpa_hpc.sharding.resharding import AllReduce, reshard_seconds, step_seconds
-from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of
+from alpa_hpc.sharding.spec import AXES, Spec, SpecList, split_of, subsets
 
 UNIT_BYTES = float(1 << 30)
 Line = tuple[float, float]  # latency in seconds, seconds a byte
@@ -134,12 +134,5 @@ def _with_partials(specs: SpecList, mesh: MeshShape) -> SpecList:
     for spec in specs:
         used = {axis for dim in spec.dims for axis in dim}
         free = [axis for axis in AXES if axis not in used and mesh.sizes[axis] > 1]
-        found += [Spec(spec.dims, partial) for partial in _subsets(free) if partial]
+        found += [Spec(spec.dims, partial) for partial in subsets(free) if partial]
     return tuple(found)
-
-
-def _subsets(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    subsets: list[tuple[int, ...]] = [()]
-    for axis in axes:
-        subsets += [(*subset, axis) for subset in subsets]
-    return subsets

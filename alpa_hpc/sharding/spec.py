@@ -61,6 +61,14 @@ def split_of(axes: tuple[int, ...], mesh: MeshShape) -> int:
     return split
 
 
+def subsets(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Some of `axes`, in every way, none first."""
+    found: list[tuple[int, ...]] = [()]
+    for axis in axes:
+        found += [(*subset, axis) for subset in found]
+    return found
+
+
 def common_spec(specs: Sequence[Spec]) -> Spec:
     """The splits of which all specs are further splits."""
     return Spec(tuple(_common_splits(dims) for dims in zip(*(spec.dims for spec in specs), strict=True)))

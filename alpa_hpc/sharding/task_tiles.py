@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.needed import needed
+from alpa_hpc.sharding.reassociate import join_sums
 from alpa_hpc.sharding.spec import Spec, common_spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.tiles import Functions, LayerTiles, Origin, Tile, TileStep
@@ -20,7 +21,7 @@ Layers = Sequence[AbstractSplit]
 def forward_tiles(layers: Layers, *, gpu: bool = True) -> list[LayerTiles]:
     """The steps of the forward of consecutive layers, outputs brought to their ports."""
     task = _Task(layers, gpu)
-    return [_forward(task, split) for split in layers]
+    return task.over([_forward(task, split) for split in layers])
 
 
 def _forward(task: "_Task", split: AbstractSplit) -> LayerTiles:
@@ -37,7 +38,7 @@ def _forward(task: "_Task", split: AbstractSplit) -> LayerTiles:
 def backward_tiles(layers: Layers, *, gpu: bool = True) -> list[LayerTiles]:
     """The steps of the backward of consecutive layers, the last one first; of layers that recompute, after those of their forward."""
     task = _Task(layers, gpu)
-    return [_backward(task, split) for split in reversed(layers)]
+    return task.over([_backward(task, split) for split in reversed(layers)])
 
 
 def _backward(task: "_Task", split: AbstractSplit) -> LayerTiles:
@@ -52,6 +53,8 @@ def _backward(task: "_Task", split: AbstractSplit) -> LayerTiles:
         piece = tiles.leave(problem.backward, position, split.own(port.tensor))
         known = task.cotangents.get(port.value)
         task.cotangents[port.value] = piece if known is None else tiles.add(known, piece)
+    gradients = problem.backward.outputs[len(problem.cotangent_inputs) :]
+    tiles.kept.update(tiles.get(tensor, Origin(problem.backward, len(problem.backward.records))) for tensor in gradients)
     return tiles
 
 
@@ -97,6 +100,14 @@ class _Task:
         for port in problem.inputs:
             own = split.own(port.tensor)
             tiles.put(port.tensor, self.values.setdefault(port.value, _stored(split, port.tensor, own)[0]), own)
+        return tiles
+
+    def over(self, tiles: list[LayerTiles]) -> list[LayerTiles]:
+        """The layers when all have run: what leaves with cotangents is wanted, and sums are exchanged in the place of summands."""
+        made = {port.value for split in self.layers for port in split.problem.outputs}
+        tiles[-1].kept.update(tile for value, tile in self.cotangents.items() if value not in made)
+        if self.gpu:
+            join_sums(tiles)
         return tiles
 
     def cotangent(self, split: AbstractSplit, value: int, tensor: int) -> Tile:

@@ -20,7 +20,7 @@ from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
-from alpa_hpc.sharding.strategies.rule import shape_of
+from alpa_hpc.sharding.strategies.rule import Combine, shape_of
 from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_kernel, work_of
 
 
@@ -87,13 +87,15 @@ class Hold:
 class Exchange:
     """A collective; what it reads and makes lies in memory.
 
-    `repeated`: a broadcast is made of it afterwards; `turned`: it sums along an inner dim, for which XLA turns what it reads.
+    `how`: the resharding's move, or how what is no sum is joined. `repeated`: a broadcast is made of it afterwards; `turned`: it sums along
+    an inner dim, for which XLA turns what it reads.
     """
 
     lane: Lane
     read: Tile
     made: Tile
     origin: Origin
+    how: Move | Combine
     repeated: bool = False
     turned: bool = False
 
@@ -164,7 +166,7 @@ class LayerTiles:
         signature = ("add", one, other)
         if signature not in self.functions:
             self.functions[signature] = (Tile(one.num_bytes, one.dtype, one.itemsize),)
-            self.steps.append(Compute(Work.FUSED, (one, other), self.functions[signature]))
+            self.steps.append(Compute(Work.FUSED, (one, other), self.functions[signature], name="add_any"))
         return self.functions[signature][0]
 
     def get(self, tensor: int, origin: Origin) -> Tile:
@@ -269,12 +271,12 @@ class LayerTiles:
         return self.functions[signature][0]
 
     def _exchanged(  # noqa: PLR0913 - an exchange's
-        self, lane: Lane, how: object, tile: Tile, num_bytes: float, origin: Origin, *, repeated: bool = False, turned: bool = False
+        self, lane: Lane, how: Move | Combine, tile: Tile, num_bytes: float, origin: Origin, *, repeated: bool = False, turned: bool = False
     ) -> Tile:
         signature = (lane, how, tile)
         if signature not in self.functions:
             made = Tile(num_bytes, tile.dtype, tile.itemsize)
-            self.steps.append(Exchange(lane, tile, made, origin, repeated, turned))
+            self.steps.append(Exchange(lane, tile, made, origin, how, repeated, turned))
             self.functions[signature] = (made,)
         return self.functions[signature][0]
 

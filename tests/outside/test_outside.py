@@ -18,6 +18,7 @@ from alpa_hpc.ir.reference import reference_step
 from alpa_hpc.ir.trace import Split, trace_step
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.verify.check import TaskCheck, check_task
+from tests.outside.cases import SMALL
 from tests.outside.models import ROWS
 from tests.random_plans import CLUSTER, DEVICE, NUM_LAYERS, Family, Plan, Variant, assert_equal, run_plan
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # what other libraries warn 
 
 @cache
 def family(name: str) -> Family:
-    case = ROWS[name]()
+    case = ROWS[name](SMALL)
     return Family(case.step, case.state, case.batch, SLOW)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.report.planning import check_report
-from alpa_hpc.report.result import check_line
+from alpa_hpc.report.result import check_line, check_warnings
 from alpa_hpc.runtime.assemble import Assembly
 from alpa_hpc.runtime.tasks import compile_task
 from alpa_hpc.sharding import apply
@@ -19,7 +19,7 @@ from alpa_hpc.sharding.resharding import AllGather, AllReduce, CollectiveKind, L
 from alpa_hpc.stages.options import CheckTarget
 from alpa_hpc.verify.check import TaskCheck, axis_groups, check_task, lane_of
 from alpa_hpc.verify.hlo import Collective
-from alpa_hpc.verify.plan import PlanCheck, StageCheck, check_plan_code
+from alpa_hpc.verify.plan import NotCompiled, PlanCheck, StageCheck, check_plan_code
 from tests.random_plans import Family, Plan, Variant, mlp_batch, mlp_loss, mlp_params, optax_step
 
 pytestmark = pytest.mark.slow
@@ -120,6 +120,14 @@ def test_equal_stages_are_compiled_once_and_the_report_is_plain():
     assert "of 4 kinds" not in check_line(report) and "peak memory of" in check_line(report)
     again = check_plan_code(family().assembly(plan), [Submesh(1, 2), Submesh(1, 2)], CheckTarget.NONE)
     assert again == PlanCheck(CheckTarget.NONE, ())
+
+
+def test_what_the_compiler_fails_on_stands_in_the_report_even_alone():
+    report = check_report(PlanCheck(CheckTarget.H100, (StageCheck(2, (), (NotCompiled("update", "INTERNAL: no tiles"),)),)))
+    assert report["not_compiled"] == [{"stage": 2, "task": "update", "reason": "INTERNAL: no tiles"}] and not report["tasks"]
+    assert check_line(report).endswith("; 1 not checked, since the compiler failed: stage 2, update (all in planning.json)")
+    [told] = check_warnings(report)
+    assert told == "the plan stands, but stage 2, update is not checked: XLA's compiler for h100 failed on it: INTERNAL: no tiles"
 
 
 def test_a_mismatch_stands_in_the_report():

@@ -41,7 +41,7 @@ def checked(shape: MeshShape, *, remat: bool) -> dict[str, TaskCheck]:
     stage = Stage(shape, solver.choose(0, 2, MemoryPrice(0.0, 0.0)))
     io = describe_stage(step(), (stage,), 0, {})
     tasks = {task.name: task for task in tasks_alone(step(), stage)}
-    return {one.task: one for one in check_tasks(step(), stage, io, tasks, described_mesh(CheckTarget.H100, SUBMESH, shape))}
+    return {one.task: one for one in check_tasks(step(), stage, io, tasks, described_mesh(CheckTarget.H100, SUBMESH, shape))[0]}
 
 
 CASES = [(MeshShape(2, 4), True), (MeshShape(4, 2), False)]

@@ -59,7 +59,7 @@ def checked(name: str) -> Mapping[str, TaskCheck]:
     stage = Stage(shape, solver.choose(layer, layer + 1, MemoryPrice(0.0, 0.0)))
     tasks = {one.name: one for one in tasks_alone(step, stage)}
     mesh = described_mesh(CheckTarget.CPU, SUBMESH, shape)
-    return {one.task: one for one in check_tasks(step, stage, describe_stage(step, (stage,), 0, {}), tasks, mesh)}
+    return {one.task: one for one in check_tasks(step, stage, describe_stage(step, (stage,), 0, {}), tasks, mesh)[0]}
 
 
 @pytest.mark.parametrize("name", CASES)
