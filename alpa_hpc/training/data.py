@@ -113,9 +113,10 @@ def open_data(options: DataOptions, model: Model, num_values: int) -> DataSource
     """
     match options.kind:
         case DataKind.STDLIB_BYTES:
+            sequence = _text_sequence(model)
             if num_values < BYTE_VOCABULARY:
                 raise ConfigError(f"the model knows {num_values} tokens, bytes need {BYTE_VOCABULARY}: raise the model's vocabulary")
-            return standard_library_corpus(_text_sequence(model), options.held_out_fraction)
+            return standard_library_corpus(sequence, options.held_out_fraction)
         case DataKind.TOKEN_FILE:
             return token_file(Path(options.path), num_values, _text_sequence(model), options.held_out_fraction)
         case DataKind.SYNTHETIC:

@@ -146,8 +146,9 @@ def test_the_source_fits_the_model_or_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="knows 100 tokens, bytes need 256"):
         open_data(STDLIB, Shapes(), 100)
     for model in (Images(), Shapes(np.int16)):
-        with pytest.raises(ConfigError, match="data=synthetic"):
-            open_data(STDLIB, model, 256)
+        for num_values in (256, 5):  # a model of something else than text hears of that, not of its vocabulary
+            with pytest.raises(ConfigError, match="data=synthetic"):
+                open_data(STDLIB, model, num_values)
     path = tmp_path / "t.bin"
     np.zeros(100, np.uint16).tofile(path)
     options = DataOptions(kind=DataKind.TOKEN_FILE, path=str(path), held_out_fraction=0.2)
