@@ -11,7 +11,7 @@ import pytest
 import alpa_hpc
 from alpa_hpc.api import DEFAULT_LAYERS, DEFAULT_SEARCH
 from alpa_hpc.arguments import check_argument
-from alpa_hpc.errors import ConfigError
+from alpa_hpc.errors import ConfigError, TraceError
 from tests.planning import CLUSTER, DEVICE
 
 
@@ -53,6 +53,8 @@ def test_parallelize_says_which_argument_is_wrong(changed: dict[str, Any], messa
         (lambda: replace(DEFAULT_LAYERS, num_layers="many"), "LayerOptions: num_layers is 'many', expected a whole number"),
         (lambda: replace(DEFAULT_SEARCH, remat=True), "SearchOptions: remat is True, expected one of RematChoice"),
         (lambda: replace(DEFAULT_SEARCH, manual=(1,)), "SearchOptions: manual has an entry that is 1, expected a text"),
+        (lambda: alpa_hpc.value_and_grad(step, reduction="mean"), "reduction is 'mean', expected a Mean or a SumCount"),  # pyright: ignore[reportArgumentType]
+        (lambda: alpa_hpc.value_and_grad(3), "value_and_grad: fun is 3, expected a function"),  # pyright: ignore[reportArgumentType]
         (lambda: alpa_hpc.load_plan(None), "path is None, expected a text or a Path"),  # pyright: ignore[reportArgumentType]
         (lambda: alpa_hpc.save_plan("plan", "plan.json"), "plan is 'plan', expected a ParallelPlan"),  # pyright: ignore[reportArgumentType]
     ],
@@ -60,6 +62,19 @@ def test_parallelize_says_which_argument_is_wrong(changed: dict[str, Any], messa
 def test_descriptions_and_options_say_which_field_is_wrong(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": np.ones((4, 3), np.float32), "y": "hello"}, "leaf 'y' of the batch is 'hello', expected an array"),
+        ({"x": np.ones((4, 3), np.float32), "y": np.array(["a"] * 4)}, "leaf 'y' of the batch is array.*, expected an array of numbers"),
+        ({"x": np.ones((0, 3), np.float32)}, "no rows .*'x': 0"),
+    ],
+)
+def test_batches_are_arrays_of_numbers_with_rows(batch: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        alpa_hpc.parallelize(step, cluster=CLUSTER, num_microbatches=2).find_plan(np.ones(3, np.float32), batch)
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3)])

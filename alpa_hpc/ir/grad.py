@@ -19,6 +19,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from alpa_hpc.arguments import check_argument
 from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import calling_place, faults_of
 from alpa_hpc.ir.graph import closed_jaxpr
@@ -135,6 +136,8 @@ def value_and_grad(
         raise TraceError(
             f"value_and_grad differentiates the first argument, found argnums={argnums}. Put all parameters into the first argument."
         )
+    check_argument("value_and_grad: fun", fun, Callable)
+    check_argument("value_and_grad: reduction", reduction, Mean | SumCount)
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         params, held = _parted(args[0])

@@ -4,6 +4,7 @@ A PRNG key is kept as its raw data. What is no array (a function among the field
 tree: a step must hand it on. A Python number that a step hands on stays too, like a rate of dropout; one that it changes is an array.
 """
 
+import reprlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,8 +142,21 @@ def layout_of(step: Callable[[Any, Any], Any], state: object, batch: object) -> 
 
 
 def shapes_of(tree: Any) -> Any:
-    """A pytree's shapes and dtypes, as jax would take them: a Python float is a float32 scalar."""
-    return jax.eval_shape(lambda whole: whole, tree)
+    """A pytree's shapes and dtypes, as jax would take them: a Python float is a float32 scalar. TraceError for what it does not take."""
+    try:
+        return jax.eval_shape(lambda whole: whole, tree)
+    except TypeError as error:
+        path, leaf = next((path, leaf) for path, leaf in tree_flatten_with_path(tree)[0] if not _is_taken(leaf))
+        name = keystr(path, simple=True, separator="/")
+        raise TraceError(f"leaf '{name}' of the batch is {reprlib.repr(leaf)}, expected an array of numbers, or a number.") from error
+
+
+def _is_taken(leaf: Any) -> bool:
+    try:
+        jax.eval_shape(lambda part: part, leaf)
+    except TypeError:
+        return False
+    return True
 
 
 def _kind(leaf: Any) -> _Kind:

@@ -160,6 +160,8 @@ def _num_rows(batch: object, num_microbatches: int) -> int:
         )
         raise TraceError(f"all arrays of the batch must have the same number of rows (first dim), found {rows}.{hint}")
     num_rows = next(iter(rows.values()))
+    if num_rows == 0:
+        raise TraceError(f"the arrays of the batch have no rows (first dim): {rows}. Pass a batch, or shapes, with at least one row.")
     if num_microbatches < 1 or num_rows % num_microbatches:
         raise TraceError(
             f"{num_rows} rows do not divide into {num_microbatches} microbatches. Choose a number of microbatches that divides {num_rows}."
