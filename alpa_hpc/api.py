@@ -20,7 +20,7 @@ import numpy as np
 
 from alpa_hpc.arguments import check_argument, check_fields
 from alpa_hpc.cluster.hardware import ClusterSpec
-from alpa_hpc.errors import PlanError, TraceError
+from alpa_hpc.errors import ConfigError, PlanError, TraceError
 from alpa_hpc.ir.state import shapes_of
 from alpa_hpc.ir.trace import TracedStep, trace_step
 from alpa_hpc.ir.work import LayeredStep
@@ -89,10 +89,17 @@ def load_plan(path: str | Path) -> ParallelPlan:
 
 
 def save_plan(plan: ParallelPlan, path: str | Path) -> None:
-    """Write a plan as JSON, for `load_plan`."""
+    """Write a plan as JSON, for `load_plan`. Raises PlanError where no file can be at `path`."""
     check_argument("plan", plan, ParallelPlan)
     check_argument("path", path, str | Path)
-    Path(path).write_text(plan_to_json(plan), encoding="utf-8")
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise PlanError(f"{path} cannot be written, expected the name of a file in a folder that exists, found {_obstacle(path)}.")
+    path.write_text(plan_to_json(plan), encoding="utf-8")
+
+
+def _obstacle(path: Path) -> str:
+    return "a folder of that name" if path.is_dir() else f"no folder {path.parent}: make it first"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +116,11 @@ class ParallelStep:
 
     def __post_init__(self) -> None:
         check_fields(self, "parallelize")
+        if self.num_microbatches < SEARCHED:
+            raise ConfigError(
+                f"parallelize: num_microbatches is {self.num_microbatches}, expected at least 1 (1 runs the batch as it is), or none to "
+                "have it chosen"
+            )
 
     def find_plan(self, state: Any, batch: Any) -> ParallelPlan:
         """The given plan, else the fastest one found; needs shapes and dtypes alone, and no device of the cluster.

@@ -26,6 +26,7 @@ def step(state: Any, batch: Any) -> Any:
         ({"cluster": None}, "parallelize: cluster is None, expected a ClusterSpec"),
         ({"cluster": "laptop"}, "parallelize: cluster is 'laptop', expected a ClusterSpec"),
         ({"num_microbatches": "2"}, "parallelize: num_microbatches is '2', expected a whole number"),
+        ({"num_microbatches": -1}, "parallelize: num_microbatches is -1, expected at least 1 .*"),
         ({"num_microbatches": 2.0}, "parallelize: num_microbatches is 2.0, expected a whole number"),
         ({"num_microbatches": True}, "parallelize: num_microbatches is True, expected a whole number"),
         ({"plan": "plan.json"}, "parallelize: plan is 'plan.json', expected a ParallelPlan or None"),
@@ -53,7 +54,7 @@ def test_parallelize_says_which_argument_is_wrong(changed: dict[str, Any], messa
         (lambda: replace(DEFAULT_LAYERS, num_layers="many"), "LayerOptions: num_layers is 'many', expected a whole number"),
         (lambda: replace(DEFAULT_SEARCH, remat=True), "SearchOptions: remat is True, expected one of RematChoice"),
         (lambda: replace(DEFAULT_SEARCH, manual=(1,)), "SearchOptions: manual has an entry that is 1, expected a text"),
-        (lambda: alpa_hpc.value_and_grad(step, reduction="mean"), "reduction is 'mean', expected a Mean or a SumCount"),  # pyright: ignore[reportArgumentType]
+        (lambda: alpa_hpc.value_and_grad(step, reduction="mean"), "reduction is 'mean', expected alpa_hpc.Mean"),  # pyright: ignore[reportArgumentType]
         (lambda: alpa_hpc.value_and_grad(3), "value_and_grad: fun is 3, expected a function"),  # pyright: ignore[reportArgumentType]
         (lambda: alpa_hpc.load_plan(None), "path is None, expected a text or a Path"),  # pyright: ignore[reportArgumentType]
         (lambda: alpa_hpc.save_plan("plan", "plan.json"), "plan is 'plan', expected a ParallelPlan"),  # pyright: ignore[reportArgumentType]
@@ -75,6 +76,21 @@ def test_descriptions_and_options_say_which_field_is_wrong(make: Callable[[], ob
 def test_batches_are_arrays_of_numbers_with_rows(batch: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         alpa_hpc.parallelize(step, cluster=CLUSTER, num_microbatches=2).find_plan(np.ones(3, np.float32), batch)
+
+
+@pytest.mark.parametrize(
+    ("fun", "changed", "message"),
+    [
+        (None, {}, "value_and_grad: fun is None, expected a function"),
+        (step, {"has_aux": "yes"}, "value_and_grad: has_aux is 'yes', expected True or False"),
+        (step, {"reduction": "sum"}, r"value_and_grad: reduction is 'sum', expected alpa_hpc.Mean\(\) .* or alpa_hpc.SumCount\(\)"),
+        (step, {"reduction": alpa_hpc.SumCount}, "value_and_grad: reduction is <class .*SumCount'>, expected alpa_hpc.Mean"),
+        (step, {"aux": alpa_hpc.AuxKind.SUM}, "value_and_grad: aux is <AuxKind.SUM.*, expected none without has_aux=True"),
+    ],
+)
+def test_value_and_grad_says_which_argument_is_wrong(fun: Any, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        alpa_hpc.value_and_grad(fun, **changed)
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3)])

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from alpa_hpc.arguments import check_argument
-from alpa_hpc.errors import TraceError
+from alpa_hpc.errors import ConfigError, TraceError
 from alpa_hpc.ir.faults import calling_place, faults_of
 from alpa_hpc.ir.graph import closed_jaxpr
 from alpa_hpc.ir.state import is_array, is_key, is_number
@@ -130,14 +130,14 @@ def value_and_grad(
     That argument may hold what has no gradient (integers, PRNG keys, functions, as in an equinox module; Python's numbers beside arrays):
     the gradient is None there.
     With `SumCount()` the function returns (sum, count), and what comes back is sum / count and its gradient. `aux` is a pytree prefix of
-    `AuxKind` that says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches.
+    `AuxKind` that says how each auxiliary output is gathered over microbatches. Raises TraceError for what cannot be cut into microbatches,
+    ConfigError for an argument of another kind.
     """
+    _check_arguments(fun, has_aux, reduction, aux)
     if argnums != 0:
         raise TraceError(
             f"value_and_grad differentiates the first argument, found argnums={argnums}. Put all parameters into the first argument."
         )
-    check_argument("value_and_grad: fun", fun, Callable)
-    check_argument("value_and_grad: reduction", reduction, Mean | SumCount)
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         params, held = _parted(args[0])
@@ -162,6 +162,21 @@ def value_and_grad(
                 )
 
     return wrapped
+
+
+def _check_arguments(fun: object, has_aux: object, reduction: object, aux: object) -> None:
+    """Look at them before the step is traced: a reduction that is none of ours would else be taken for a mean."""
+    check_argument("value_and_grad: fun", fun, Callable)
+    check_argument("value_and_grad: has_aux", has_aux, bool)
+    if not isinstance(reduction, Reduction):
+        raise ConfigError(
+            f"value_and_grad: reduction is {reduction!r}, expected alpa_hpc.Mean() for a loss that returns a mean, or alpa_hpc.SumCount() "
+            "for one that returns (sum, count)"
+        )
+    if aux is not None and not has_aux:
+        raise ConfigError(
+            f"value_and_grad: aux is {aux!r}, expected none without has_aux=True: say has_aux=True if the loss returns (loss, outputs)"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
