@@ -294,6 +294,18 @@ def test_rows_must_divide_into_microbatches() -> None:
         parallelize(mean_step).start(make_state(), make_batch(0, rows=18))
 
 
+@pytest.mark.parametrize("strange", ["text", np.asarray(["text"]), object()])
+def test_a_batch_holds_arrays(strange: Any) -> None:
+    with pytest.raises(TraceError, match="leaf 'y' is .*expected an array of numbers"):
+        parallelize(never_traced).find_plan(make_state(), {**BATCHES[0], "y": strange})
+
+
+@pytest.mark.parametrize(("name", "found"), [("absent/plan.json", "no folder .*absent: make it first"), (".", "a folder of that name")])
+def test_a_plan_is_written_only_where_a_file_can_be(mlp: ParallelTraining, tmp_path: Path, name: str, found: str) -> None:
+    with pytest.raises(PlanError, match=f"cannot be written, expected the name of a file .*found {found}"):
+        alpa_hpc.save_plan(mlp.plan, tmp_path / name)
+
+
 def never_traced(state: Any, batch: Any) -> Any:
     raise AssertionError("traced, though it cannot run")
 
