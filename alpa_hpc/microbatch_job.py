@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from threading import Event
 
 from alpa_hpc.config import ExperimentConfig, load_config
 from alpa_hpc.errors import SolverError
@@ -36,6 +37,7 @@ def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwa
     Each number is searched in a process of its own: they share the cores that there are, and no memory.
     """
     workers: list[Worker[TriedNumber]] = []
+    over = Event()
 
     def try_at(number: int, most_seconds: float) -> TriedNumber:
         worker = Worker(try_number)
@@ -43,6 +45,8 @@ def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwa
         try:
             return worker.call(MOST_SECONDS, str(paths.root), number, most_seconds)
         except SolverError as error:
+            if over.is_set():  # it was ended from here
+                raise
             return TriedNumber(number, reason=f"its search failed: {error}")
         finally:
             worker.end()  # it holds some GB
@@ -51,6 +55,7 @@ def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwa
     try:
         found = watch.time("microbatches", lambda: try_numbers(numbers_of(config), try_at, watch.tell, num_parallel))
     finally:
+        over.set()
         for worker in workers:
             worker.end()
     write_json(paths.microbatches, microbatches_document(found))

@@ -296,7 +296,7 @@ def test_rows_must_divide_into_microbatches() -> None:
 
 @pytest.mark.parametrize("strange", ["text", np.asarray(["text"]), object()])
 def test_a_batch_holds_arrays(strange: Any) -> None:
-    with pytest.raises(TraceError, match="leaf 'y' is .*expected an array of numbers"):
+    with pytest.raises(TraceError, match="leaf 'y' of the batch is .*expected an array of numbers"):
         parallelize(never_traced).find_plan(make_state(), {**BATCHES[0], "y": strange})
 
 

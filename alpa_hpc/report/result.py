@@ -109,11 +109,11 @@ def check_line(check: Mapping[str, Any]) -> str:
     """How the compiled code compares with the plan (`report.planning.check_report`): the worst ratios, and the first mismatch."""
     tasks = check["tasks"]
     exchanges = [one for task in tasks for one in task["collectives"]]
-    ratios = [one["planned_bytes"] / max(one["compiled_bytes"], 1) for one in exchanges] or [1.0]
-    peaks = [task["planned_peak_bytes"] / max(task["compiled_peak_bytes"], 1) for task in tasks] or [1.0]
+    ratios = [one["planned_bytes"] / max(one["compiled_bytes"], 1) for one in exchanges]
+    peaks = [task["planned_peak_bytes"] / max(task["compiled_peak_bytes"], 1) for task in tasks]
     parts = [
-        f"checked against code for {check['target']}: planned / compiled bytes of {len(exchanges)} kinds and groups of collectives "
-        f"{min(ratios):.3f} to {max(ratios):.3f}, peak memory of {len(tasks)} programs {min(peaks):.3f} to {max(peaks):.3f}"
+        f"checked against code for {check['target']}: planned / compiled bytes of {len(exchanges)} kinds and groups of collectives"
+        f"{_span(ratios)}, peak memory of {len(tasks)} programs{_span(peaks)}"
     ]
     if wrong := check["mismatches"]:
         parts.append(f"{len(wrong)} not as planned, first: {wrong[0].partition(chr(10))[0]}")
@@ -121,6 +121,10 @@ def check_line(check: Mapping[str, Any]) -> str:
         names = ", ".join(f"stage {one['stage']}, {one['task']}" for one in failed)
         parts.append(f"{len(failed)} not checked, since the compiler failed: {names}")
     return "; ".join(parts) + (" (all in planning.json)" if wrong or failed else "")
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return f" {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
 
 
 def check_warnings(check: Mapping[str, Any]) -> list[str]:
