@@ -3,7 +3,8 @@
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
 out as it reads what is a function of one array, and converts what it alone reads. All else is fused into its readers, which then read what
-it is made from, unless several want it and that is clearly more to read than the thing itself.
+it is made from, unless several want it and that is clearly more to read than the thing itself. So is what costs next to nothing to work
+out of a part of a product, even if it is kept: of that a copy is made beside, when there is time.
 """
 
 from collections import Counter
@@ -17,6 +18,9 @@ from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
 ACCUMULATOR_BYTES = 4  # an element
+CHEAP = frozenset(
+    "add sub mul div neg broadcast_in_dim convert_element_type slice split squeeze reshape copy".split()
+)  # XLA works them out twice
 MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 
 
@@ -42,6 +46,8 @@ class _Placed:
     """Where a tile is: in memory by itself (`solid`), or fused; `sources` = the values that it is read from.
 
     `converted`: a solid tile's numbers in another form; `same`: and of as many bytes each. `worked_out`: a function of one solid tile.
+    `cheap`: a function or a part of solid tiles that costs next to nothing to work out again; `shared`: others read what it is made from.
+    `finishes`: a function of a product alone, which the kernel of the product can work out as it writes.
     `in_order`: element by element what the sources are.
     """
 
@@ -50,6 +56,9 @@ class _Placed:
     converted: bool = False
     same: bool = False
     worked_out: bool = False
+    cheap: bool = False
+    shared: bool = False
+    finishes: bool = False
     in_order: bool = True
 
 
@@ -169,8 +178,24 @@ class _Memory:
         same = converted and all(one.solid or one.same for one in placed) and all(one.itemsize == tile.itemsize for one in step.reads)
         as_small = all(one.num_bytes <= tile.num_bytes for one in step.reads)
         worked_out = step.work is Work.FUNCTION and as_small and all(one.solid or one.worked_out for one in placed)
-        in_order = step.work is not Work.TRANSPOSITION and all(one.in_order for one in placed)
-        return _Placed(self._sources(step.reads), solid=False, converted=converted, same=same, worked_out=worked_out, in_order=in_order)
+        cheap = step.name in CHEAP and all(one.solid or one.cheap for one in placed)
+        swapped = step.swaps and self.readers[step.reads[0]] == 1 and self._is_product(placed[0])
+        return _Placed(
+            self._sources(step.reads),
+            solid=False,
+            converted=converted,
+            same=same,
+            worked_out=worked_out,
+            cheap=cheap,
+            shared=len(step.makes) > 1 or any(map(self._is_shared, step.reads)),
+            finishes=(cheap or swapped or step.work is Work.FUNCTION) and all(self._is_product(one) or one.finishes for one in placed),
+            in_order=(swapped or step.work is not Work.TRANSPOSITION) and all(one.in_order for one in placed),
+        )
+
+    def _is_shared(self, tile: Tile) -> bool:
+        """Whether others than one reader want a tile, if it is no argument, or what it is worked out of."""
+        one = self.place(tile)
+        return one.shared or (self.readers[tile] > 1 and bool(self._counted(one.sources)))
 
     def _contract(self, step: Compute) -> None:
         beside = max((lifetimes_of(program).peak_bytes() for program in step.inside), default=0.0)
@@ -232,11 +257,32 @@ class _Memory:
             self.waiting.append(tile)
         elif tile in self.added:
             self._add(tile)
+        elif tile in self.kept and self._is_what_a_product_makes(tile):
+            self.placed[tile] = _Placed(one.sources, solid=True)
+            self.lifetimes.kept |= one.sources
+        elif tile in self.kept and one.cheap and one.shared and self._counted(one.sources) <= self.products:
+            self._keep_a_copy(tile)
         elif tile in self.kept:
             self.solidify(tile)
             self.lifetimes.kept |= self.placed[tile].sources
         elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes:
             self.solidify(tile)
+
+    def _is_product(self, one: _Placed) -> bool:
+        return one.solid and bool(one.sources) and one.sources <= self.products
+
+    def _is_what_a_product_makes(self, tile: Tile) -> bool:
+        """Whether a product's kernel can make a tile in place of its product, which nobody else wants."""
+        one = self.placed[tile]
+        return (
+            one.finishes and one.in_order and not one.shared and [self.lifetimes.sizes[value] for value in one.sources] == [tile.num_bytes]
+        )
+
+    def _keep_a_copy(self, tile: Tile) -> None:
+        """Keep what costs next to nothing to work out of a product; who reads it works it out for itself, and nobody waits for the copy."""
+        one = self.placed[tile]
+        seconds = streaming_seconds(self._bytes_moved((tile,), one.sources))
+        self.lifetimes.kept.update(self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=one.in_order, seconds=seconds))
 
     def _add(self, tile: Tile) -> None:
         """Add a tile to its argument; what a collective brought in an order of its own, to which XLA takes a copy."""

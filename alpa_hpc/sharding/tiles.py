@@ -21,7 +21,7 @@ from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import Combine, shape_of
-from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_kernel, work_of
+from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, makes_kernel, swaps, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,8 @@ class Compute:
 
     `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory;
     `turns` = its result lies in such an order, so that it is turned where it goes.
-    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes, `name` = its primitive's, or `CUT`.
+    `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes, `name` = its primitive's, or `CUT`;
+    `swaps`: a transposition that brings the last dims before the first ones.
     """
 
     work: Work
@@ -73,6 +74,7 @@ class Compute:
     found: float = 0.0
     flop: float = 0.0
     name: str = ""
+    swaps: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +221,8 @@ class LayerTiles:
             turns = work is Work.CONVOLUTION and makes_kernel(eqn)
             found = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
-            self.steps.append(Compute(work, reads, made, self._inside(eqn, record), turned, turns, found, flop, eqn.primitive.name))
+            inside, name = self._inside(eqn, record), eqn.primitive.name
+            self.steps.append(Compute(work, reads, made, inside, turned, turns, found, flop, name, swaps(eqn)))
             self.functions[signature] = made
         return self.functions[signature]
 

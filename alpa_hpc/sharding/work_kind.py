@@ -96,6 +96,14 @@ def makes_kernel(convolution: JaxprEqn) -> bool:
     return prod(kernel[dim] for dim in numbers.rhs_spec[2:]) > prod(result[dim] for dim in numbers.out_spec[2:])
 
 
+def swaps(eqn: JaxprEqn) -> bool:
+    """Whether it brings the last dims before the first ones: of a product, those of one operand before the other's."""
+    if eqn.primitive.name != "transpose":
+        return False
+    order = eqn.params["permutation"]
+    return tuple(order) == tuple((dim + order[0]) % len(order) for dim in range(len(order)))
+
+
 def changes_nothing(eqn: JaxprEqn) -> bool:
     """Whether the result is the operand as it stands, so that XLA removes the equation; dims of one element have one order."""
     operands = variables(eqn.invars)

@@ -19,6 +19,8 @@ from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.splits import ChosenSplit, EvenSplit
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
 from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles
+from alpa_hpc.sharding.tiles import Compute, Tile
+from alpa_hpc.sharding.work_kind import Work
 from alpa_hpc.sharding.workspace import backward_workspace, chosen_workspace, evenly_split_workspace, forward_workspace
 from tests.planning import CLUSTER, prepared
 from tests.random_plans import sgd_step
@@ -65,6 +67,30 @@ def backward(problem: LayerProblem) -> float:
 def test_results_that_are_kept_are_not_counted_again():
     for count in (3, 6):
         assert forward(products(count)) <= SQUARE + 64, "each product is a residual, but for the last"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_kept_of_a_product_alone_lies_where_the_product_would(turned: bool):
+    def body(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        products = jnp.einsum("oi,bi->ob", weights[0], x).T if turned else x @ weights[0]
+        return jnp.sum(jnp.tanh(products), axis=0)
+
+    assert forward(one_layer(body)) <= 2 * WIDTH * 4
+
+
+def test_who_reads_what_is_kept_of_a_part_of_a_product_works_it_out_for_itself():
+    x, weight, product, left, right, half, other = (Tile(SQUARE, "float32", 4) for _ in range(7))
+    steps = [
+        Compute(Work.CONTRACTION, (x, weight), (product,), name="dot_general"),
+        Compute(Work.FUSED, (product,), (left, right), name="split"),
+        Compute(Work.FUNCTION, (left,), (half,), name="mul"),
+        Compute(Work.REDUCTION, (half, right), (other,), name="reduce_sum"),
+    ]
+    lifetimes = lifetimes_of(steps, kept=[half])
+    [copy] = [kernel for kernel in lifetimes.kernels if not lifetimes.kept.isdisjoint(kernel.makes)]
+    [made] = lifetimes.kernels[0].makes[:1]
+    assert copy.reads == {made}, "it is worked out of the product"
+    assert not any(lifetimes.kept & kernel.reads for kernel in lifetimes.kernels), "and nobody waits for it"
 
 
 def test_a_recomputing_forward_holds_two_activations_however_long_it_is():
