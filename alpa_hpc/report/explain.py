@@ -7,6 +7,7 @@ from alpa_hpc.report.words import (
     bound_words,
     bytes_words,
     chosen_plan,
+    cluster_words,
     microbatches_words,
     plan_words,
     seconds_words,
@@ -24,7 +25,9 @@ def overview_lines(planning: Row) -> list[str]:
     chosen, counts = chosen_plan(planning), planning["counts"]
     num_devices = sum(map(len, chosen["devices"]))
     priced = counts.get("candidates_priced", counts["candidates"])  # a run of an older version priced all of them
+    cluster = [f"cluster     {cluster_words(planning)}"] if "num_nodes" in planning else []  # a run of an older version does not tell it
     return [
+        *cluster,
         f"search      {planning['search']}: {counts['candidates']} candidates, {priced} priced, {len(planning['plans'])} plans simulated",
         f"plan        number of stages: {len(chosen['stages'])}, of layers: {counts['layers']}, of devices: {num_devices}, "
         f"of microbatches: {microbatches_words(planning)}",

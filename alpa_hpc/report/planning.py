@@ -74,6 +74,8 @@ def planning_document(record: PlanningRecord, step: LayeredStep, flop: float, he
         "stage_bytes": list(chosen.stage_bytes),
         "memory_bytes": cluster.device.memory,
         "device_kind": cluster.device.kind,
+        "num_nodes": cluster.num_nodes,
+        "devices_per_node": cluster.devices_per_node,
         "bubble_fractions": list(chosen.timeline.bubble_fractions),
         "replicated": replicated_report(chosen),
         "not_measured": not_measured_rows(record.refinement),

@@ -12,7 +12,7 @@ from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.report.planning import Basis
-from alpa_hpc.report.words import bound_words, measured_words, microbatches_words, plan_words, seconds_words, standing_words
+from alpa_hpc.report.words import bound_words, cluster_words, measured_words, microbatches_words, plan_words, seconds_words, standing_words
 from alpa_hpc.verify.plan import mismatch_words, not_compiled_words
 
 
@@ -81,7 +81,7 @@ def print_result(result: dict[str, Any]) -> None:
     lines.append("compared, by simulation; a stage is its layers, its devices (nodes x devices), its logical mesh:")
     lines += [_plan_line(row, planning) for row in plans]
     lines.append(
-        f"predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster, "
+        f"predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster ({cluster_words(planning)}), "
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
         f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
     )

@@ -69,10 +69,15 @@ def microbatches_words(planning: Row) -> str:
     return f"{number}, chosen from {len(others) + 1} numbers{': ' if words else ''}{', '.join(words)}"
 
 
+def cluster_words(planning: Row) -> str:
+    """`2 x 4 v100`, what was planned for: nodes, devices of each, their kind."""
+    return f"{planning['num_nodes']} x {planning['devices_per_node']} {planning['device_kind']}"
+
+
 def chosen_words(planning: Row) -> str:
     """The plan that was chosen and its predicted step, in a line."""
-    chosen = chosen_plan(planning)
-    return f"{plan_words(chosen)}; predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster"
+    seconds = seconds_words(planning["predicted_step_seconds"])
+    return f"{plan_words(chosen_plan(planning))}; predicted step {seconds} on the described cluster ({cluster_words(planning)})"
 
 
 def measured_words(plan: Row) -> str:

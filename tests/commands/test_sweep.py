@@ -94,7 +94,7 @@ def test_explain_tells_the_plan(runs: Path, capsys: pytest.CaptureFixture[str]) 
     paths = planned(begun(runs, 0, "alpa"))
     assert explain.main([str(paths.root)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"run         {paths.root}\nexperiment  demo\nsearch      megatron")
+    assert out.startswith(f"run         {paths.root}\nexperiment  demo\ncluster     1 x 3 v100\nsearch      megatron")
     assert "what lost, and why:\n   400.00 ms  out of memory by 0.31 GB on stage 1: " in out
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from alpa_hpc.report.explain import STAGE_HEADERS, overview_lines, runner_up_lines, stage_table
-from alpa_hpc.report.words import share_words, standing_words
+from alpa_hpc.report.words import chosen_words, share_words, standing_words
 
 
 def stage(first: int, stop: int, devices: int, *, measured: bool = False) -> dict[str, Any]:
@@ -44,6 +44,9 @@ PLANNING: dict[str, Any] = {
     "stage_bytes": [8_000_000_000, 5_000_000],
     "memory_bytes": 10_000_000_000,
     "bubble_fractions": [0.1, 0.25],
+    "device_kind": "v100",
+    "num_nodes": 1,
+    "devices_per_node": 3,
     "plans": [
         plan(0.6, [9_000_000_000, 100]),
         plan(0.5, [8_000_000_000, 5_000_000], chosen=True),
@@ -54,8 +57,15 @@ PLANNING: dict[str, Any] = {
 }
 
 
+def test_the_plan_names_the_cluster_that_it_is_for() -> None:
+    assert "predicted step 500.00 ms on the described cluster (1 x 3 v100)" in chosen_words(PLANNING)
+    older = {name: value for name, value in PLANNING.items() if name not in ("num_nodes", "devices_per_node")}
+    assert not any(line.startswith("cluster") for line in overview_lines(older))
+
+
 def test_the_whole_plan_is_told_with_its_bound() -> None:
     text = "\n".join(overview_lines(PLANNING))
+    assert "cluster     1 x 3 v100" in text
     assert "megatron: 12 candidates, 5 priced, 3 plans simulated" in text
     assert "number of stages: 2, of layers: 4, of devices: 3, of microbatches: 8" in text
     assert "500.00 ms simulated, 0.25 PFLOPS, 83.33 TFLOPS a device" in text
