@@ -25,7 +25,7 @@ from alpa_hpc.stages.suffix_dp import FloatArray, Path, StageGrid, completions, 
 TOLERANCE = 1e-6
 MOST_HALVINGS = 200
 LOOSER = (1.0, 1.05, 1.25, float("inf"))  # bounds on the slowest stage, as multiples of the best partition's, for alternatives to it
-GIB = 2.0**30
+GB = 1e9
 
 
 def partition_stages(
@@ -209,10 +209,11 @@ def _what_is_missing(table: CostTable, grid: StageGrid, needed: FloatArray, memo
     start, stop, position = path[worst]
     submesh = grid.submeshes[position]
     missing = peaks[worst] - memory_limit
+    stages = "1 stage" if len(path) == 1 else f"{len(path)} stages"
     return InfeasibleError(
-        f"no partition fits: {missing:.0f} bytes ({missing / GIB:.3g} GiB) a device are missing at least. "
-        f"The leanest has {len(path)} stages; its layers {start} to {stop - 1} on {submesh.num_nodes} x {submesh.devices_per_node} devices "
-        f"need {peaks[worst] / GIB:.3g} GiB a device, the limit is {memory_limit / GIB:.3g} GiB. "
+        f"no partition fits: {missing:.0f} bytes ({missing / GB:.3g} GB) a device are missing at least. "
+        f"The leanest has {stages}; its layers {start} to {stop - 1} on {submesh.num_nodes} x {submesh.devices_per_node} devices "
+        f"need {peaks[worst] / GB:.3g} GB a device, the limit is {memory_limit / GB:.3g} GB. "
         "Use more devices, smaller microbatches, remat, or smaller layers.",
         missing,
     )
