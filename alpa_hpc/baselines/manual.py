@@ -84,8 +84,8 @@ def check_manual(stages: Sequence[ManualStage], step: LayeredStep, cluster: Clus
     for position, stage in enumerate(stages):
         if stage.start != expected or stage.stop <= stage.start:
             raise PlanError(
-                f"stage {position} has layers [{stage.start}, {stage.stop}), expected at least one, from layer {expected}: "
-                "stages must be consecutive"
+                f"stage {position} has {_layers_words(stage.start, stage.stop)}, expected layer {expected} to be its first: the model has "
+                f"{_layers_words(0, len(step.layers))}, and each is in one stage, in their order"
             )
         if stage.shape.num_devices != stage.submesh.num_devices:
             raise PlanError(
@@ -99,8 +99,18 @@ def check_manual(stages: Sequence[ManualStage], step: LayeredStep, cluster: Clus
                 )
         expected = stage.stop
     if expected != len(step.layers):
-        raise PlanError(f"the stages end at layer {expected}, expected {len(step.layers)}: every layer needs a stage")
+        raise PlanError(
+            f"the last stage ends with layer {expected - 1}, expected {len(step.layers) - 1}: the model has "
+            f"{_layers_words(0, len(step.layers))} (layers.num_layers), and each is in one stage"
+        )
     place_submeshes([stage.submesh for stage in stages], cluster)
+
+
+def _layers_words(start: int, stop: int) -> str:
+    """`layer 3`, `layers 0-2`; `no layer` where they end before they start."""
+    if stop <= start:
+        return "no layer"
+    return f"layer {start}" if stop - start == 1 else f"layers {start}-{stop - 1}"
 
 
 def _best(pricer: StagePricer, stage: ManualStage, held: int, memory_limit: float) -> tuple[StageOption, Stage]:

@@ -29,7 +29,8 @@ def place_submeshes(submeshes: Sequence[Submesh], cluster: ClusterSpec) -> tuple
         raise PlanError(f"the stages use {used} devices, expected all {cluster.num_devices} of cluster {cluster.name!r}")
     for position, submesh in enumerate(submeshes):
         if submesh.devices_per_node != width and not (submesh.num_nodes == 1 and submesh.devices_per_node < width):
-            raise PlanError(f"stage {position} has {submesh}, expected whole nodes of {width} devices or a part of one node")
+            found = f"{submesh.num_nodes} x {submesh.devices_per_node} devices"
+            raise PlanError(f"stage {position} is on {found}, expected whole nodes of {width} devices or a part of one node")
     whole = [(position,) for position, submesh in enumerate(submeshes) if submesh.devices_per_node == width]
     parts = {position: submesh.num_devices for position, submesh in enumerate(submeshes) if submesh.devices_per_node < width}
     devices: dict[int, tuple[int, ...]] = {}

@@ -62,11 +62,11 @@ def spoiled(stages: tuple[ManualStage, ...]) -> dict[str, tuple[tuple[ManualStag
     first, second = stages
     thrice = MeshShape(1, 3)
     return {
-        "a gap": ((first, replace(second, start=3)), "from layer 2"),
-        "an overlap": ((first, replace(second, start=1)), "from layer 2"),
-        "no layer": ((first, replace(second, stop=2)), "at least one"),
-        "a layer left over": ((first, replace(second, stop=3)), "end at layer 3, expected 4"),
-        "a layer too many": ((first, replace(second, stop=5)), "end at layer 5, expected 4"),
+        "a gap": ((first, replace(second, start=3)), "has layer 3, expected layer 2 to be its first: the model has layers 0-3"),
+        "an overlap": ((first, replace(second, start=1)), "has layers 1-3, expected layer 2"),
+        "no layer": ((first, replace(second, stop=2)), "has no layer, expected layer 2"),
+        "a layer left over": ((first, replace(second, stop=3)), "ends with layer 2, expected 3"),
+        "a layer too many": ((first, replace(second, stop=5)), "ends with layer 4, expected 3"),
         "devices left over": ((first, replace(second, submesh=Submesh(1, 2), shape=MeshShape(2, 1))), "use 6 devices"),
         "another number of devices": ((first, replace(second, shape=thrice)), "4 devices as 1 x 3"),
     }

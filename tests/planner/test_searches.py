@@ -155,10 +155,13 @@ def test_a_plan_that_is_given_in_its_own_words_is_priced_and_simulated_as_it_was
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (("layers 0-1 on 1x4 as 2x2", "layer 3 on 1x4 as 2x2"), r"stage 1 has layers \[3, 4\), expected at least one, from layer 2"),
-        (("layers 0-2 on 1x4 as 2x2", "layers 2-3 on 1x4 as 2x2"), r"stage 1 has layers \[2, 4\), .* from layer 3"),
-        (("layers 0-1 on 1x4 as 2x2", "layer 2 on 1x4 as 2x2"), "end at layer 3, expected 4"),
-        (("layers 0-4 on 2x4 as 2x4",), "end at layer 5, expected 4"),
+        (
+            ("layers 0-1 on 1x4 as 2x2", "layer 3 on 1x4 as 2x2"),
+            "stage 1 has layer 3, expected layer 2 to be its first: the model has layers 0-3",
+        ),
+        (("layers 0-2 on 1x4 as 2x2", "layers 2-3 on 1x4 as 2x2"), "stage 1 has layers 2-3, expected layer 3 to be its first"),
+        (("layers 0-1 on 1x4 as 2x2", "layer 2 on 1x4 as 2x2"), "ends with layer 2, expected 3: the model has layers 0-3"),
+        (("layers 0-4 on 2x4 as 2x4",), "ends with layer 4, expected 3: the model has layers 0-3"),
         (("layers 0-1 on 1x4 as 2x2", "layers 2-3 on 1x2 as 2x1"), "use 6 devices, expected all 8"),
         (("layers 0-3 on 4x2 as 4x2",), "expected whole nodes of 4 devices or a part of one node"),
         (

@@ -127,7 +127,7 @@ def test_an_early_stage_is_not_taken_where_the_rest_could_not_be_packed() -> Non
     ("submeshes", "message"),
     [
         (parts(4), "use 4 devices, expected all 8"),
-        ([Submesh(2, 2), *parts(4)], "stage 0 has .* expected whole nodes of 4"),
+        ([Submesh(2, 2), *parts(4)], "stage 0 is on 2 x 2 devices, expected whole nodes of 4"),
         (parts(3, 3, 2), r"stages of \[2, 3, 3\] devices cannot fill nodes of 4"),
     ],
 )
