@@ -234,7 +234,7 @@ def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
     if pieces != SEARCHED and batch % pieces:
         raise ConfigError(
             f"training.batch_size={batch} cannot be cut into schedule.num_microbatches={pieces} equal microbatches: "
-            f"make it a multiple of {pieces}"
+            f"make it a multiple of {pieces}, or choose a number that divides {batch}"
         )
     devices, ranks = config.cluster.num_devices, config.launcher.max_ranks
     if config.mode in (Mode.FULL, Mode.CALIBRATE) and devices > ranks:
@@ -370,7 +370,7 @@ def _build_model(values: Mapping[str, Any]) -> Model:
         model = instantiate(OmegaConf.create(dict(values)), _convert_="all")
     except (HydraException, OmegaConfBaseException) as error:
         arguments = ", ".join(sorted(set(values) - {"_target_"}))
-        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error)}") from error
+        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error, target)}") from error
     lacking = [method for method in ("init", "loss", "batch") if not callable(getattr(model, method, None))]
     if lacking:
         raise ConfigError(f"model: {target} lacks {', '.join(lacking)}; alpa_hpc/training/model.py documents what a model must offer")
@@ -387,9 +387,11 @@ def _folder_of_module(target: str) -> str:
     return "" if folder in installed or spec.name == "alpa_hpc" else str(folder)
 
 
-def _root_cause(error: BaseException) -> str:
+def _root_cause(error: BaseException, target: str) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, ModuleNotFoundError) and error.name == target and (module := target.rpartition(".")[0]) in sys.modules:
+        return f"the module {module} has no {target.rpartition('.')[2]}"  # which Hydra took for a module within it
     hint = ". Is its module on Python's path, or in model_path=FOLDER?" if isinstance(error, ImportError) else ""
     return f"{type(error).__name__}: {error}".rstrip(".") + hint
 

@@ -353,7 +353,7 @@ def test_planning_needs_no_ranks() -> None:
         (["model._target_=nowhere.Model"], r"No module named 'nowhere'\. Is its module on Python's path, or in model_path=FOLDER\?"),
         (["model_path=/nowhere"], "_path=/nowhere is not a folder"),
         (["model.dropout=1.5"], r"dropout is 1\.5, expected a number with 0 <= dropout < 1 \(0 turns it off\)$"),
-        (["model._target_=stub_model.Nothing"], "Nothing"),
+        (["model._target_=stub_model.Nothing"], "the module stub_model has no Nothing$"),
         (["model._target_=stub_model.Stub"], "unexpected keyword argument"),
         (["model._target_=''"], "_target_ is not set"),
         (["model._target_=stub_model.LossOnly", "~model.vocab", "~model.sequence", *STUB[1:]], "lacks init, batch"),
