@@ -15,6 +15,7 @@ import jax
 from alpa_hpc.config import ExperimentConfig, Mode, write_config
 from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
 from alpa_hpc.garbage import seldom_collected
+from alpa_hpc.ir.flops import jaxpr_flops
 from alpa_hpc.launch.files import is_there, read_json, write_json, write_text
 from alpa_hpc.launch.launchers import InProcessLauncher, Launcher, LocalLauncher, RunSize
 from alpa_hpc.launch.options import LauncherKind
@@ -49,7 +50,7 @@ from alpa_hpc.profiling.keys import software_versions
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
 from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
-from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document
+from alpa_hpc.report.planning import PlanningRecord, iteration_flop, planning_document, recomputed_share
 from alpa_hpc.report.result import check_warnings, infeasible_noted, print_result
 from alpa_hpc.report.stopwatch import Stopwatch, process_age_seconds
 from alpa_hpc.report.words import chosen_words
@@ -177,8 +178,8 @@ def plan_run(paths: RunPaths) -> None:
 def searched(config: ExperimentConfig, made: Prepared, paths: RunPaths, launcher: Launcher, watch: Stopwatch) -> FoundPlan:
     """Search for a plan, and tell of it what planning.json tells."""
     plan, record = plan_experiment(config, made, paths, launcher, watch)
-    remat = any(stage.remat for stage in plan.stages)
-    flop = iteration_flop(config.model, made.step, config.training.batch_size, remat=remat, count=counted_flop)
+    recomputed = recomputed_share(plan.stages, [jaxpr_flops(layer.forward.jaxpr) for layer in made.step.layers])
+    flop = iteration_flop(config.model, made.step, config.training.batch_size, recomputed=recomputed, count=counted_flop)
     here = predicted_here(config, made.step, record, os.cpu_count() or 1)
     return FoundPlan(plan, planning_document(record, made.step, flop, here), str(paths.root))
 

@@ -103,7 +103,7 @@ def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
     if config.profiling.source is CostSource.MEASURED:
         return None
     batch = config.training.batch_size
-    flop = [iteration_flop(config.model, step, batch, remat=remat, count=counted_flop) for remat in (False, True)]
+    flop = [iteration_flop(config.model, step, batch, recomputed=share, count=counted_flop) for share in (0.0, 1.0)]
     compiled = os.environ.get("XLA_FLAGS", "") if config.search.check_target is not CheckTarget.NONE else ""
     asked = (config.model, batch, config.cluster, config.search, config.schedule, flop, compiled)
     return search_key((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))

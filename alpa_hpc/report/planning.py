@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alpa_hpc.ir.work import LayeredStep
+from alpa_hpc.plan.plan import StagePlan
 from alpa_hpc.planner.microbatches import TriedNumber, best_number
 from alpa_hpc.planner.opening import all_bounds
 from alpa_hpc.planner.refine import Refinement
@@ -204,7 +205,19 @@ def shared_cores_seconds(plan: SimulatedPlan, seconds_of: SecondsOf, num_cores: 
     return busy / num_cores
 
 
-def iteration_flop(model: object, step: LayeredStep, batch_size: int, *, remat: bool, count: Callable[[LayeredStep], float]) -> float:
-    """FLOP of an iteration: by the model's published convention where it states one, else by counting operators."""
+def iteration_flop(model: object, step: LayeredStep, batch_size: int, *, recomputed: float, count: Callable[[LayeredStep], float]) -> float:
+    """FLOP of an iteration: by the model's published convention where it states one, else by counting operators.
+
+    `recomputed` is the part of the forward pass, by FLOP, that a plan runs once more in its backward pass; counting leaves that out.
+    """
     stated = getattr(model, "iteration_flops", None)
-    return float(stated(batch_size, remat)) if stated is not None else count(step)
+    if stated is None:
+        return count(step)
+    once, again = float(stated(batch_size, False)), float(stated(batch_size, True))  # noqa: FBT003 - the switch of the model's formula
+    return (1 - recomputed) * once + recomputed * again
+
+
+def recomputed_share(stages: Sequence[StagePlan], layer_flop: Sequence[float]) -> float:
+    """The part of the layers' forward FLOP that lies in stages with recomputation: 0 where none has it, 1 where all have."""
+    shares = [sum(layer_flop[stage.start : stage.stop]) for stage in stages if stage.remat]
+    return sum(shares) / max(sum(layer_flop), 1)

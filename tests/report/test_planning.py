@@ -1,6 +1,7 @@
 """What was to be measured and was not stands in planning.json, and a line of it in what is printed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from alpa_hpc.planner.refine import Refinement
 from alpa_hpc.planner.requests import ProfileRequest
 from alpa_hpc.profiling.options import Extent
 from alpa_hpc.profiling.outcome import Failed, Unmeasured
-from alpa_hpc.report.planning import not_measured_rows
+from alpa_hpc.report.planning import iteration_flop, not_measured_rows, recomputed_share
 from alpa_hpc.report.result import not_measured_line
 from alpa_hpc.stages.cost_table import CostTable
 
@@ -51,3 +52,20 @@ def test_each_request_stands_once_with_its_outcome():
 def test_one_line_says_how_many_and_why_the_first(outcomes: list[str], text: str):
     rows = [{"label": f"layers {number}", "outcome": outcome, "reason": f"why {number}"} for number, outcome in enumerate(outcomes)]
     assert not_measured_line(rows) == text
+
+
+class Formula:
+    """A model that states what it recomputes."""
+
+    def iteration_flops(self, batch_size: int, remat: bool) -> float:  # noqa: FBT001 - the formula's own switch
+        return batch_size * (96.0 if remat else 72.0)
+
+
+@pytest.mark.parametrize(("remat", "share", "flop"), [((False, False), 0, 144), ((True, False), 0.25, 156), ((True, True), 1, 192)])
+def test_only_what_a_plan_recomputes_is_counted_twice(remat: tuple[bool, bool], share: float, flop: float):
+    cuts = [(0, 1), (1, 3)]
+    stages = [StagePlan(*cut, Submesh(1, 1), MeshShape(1, 1), (), again, (0,)) for cut, again in zip(cuts, remat, strict=True)]
+    assert recomputed_share(stages, [10.0, 10.0, 20.0]) == share
+    step: Any = None  # which is for the count alone
+    assert iteration_flop(Formula(), step, 2, recomputed=share, count=lambda _: 7.0) == flop
+    assert iteration_flop(object(), step, 2, recomputed=share, count=lambda _: 7.0) == 7.0
