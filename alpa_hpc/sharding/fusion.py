@@ -2,9 +2,10 @@
 
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
-out as it reads what is a function of one array, and converts what it alone reads. All else is fused into its readers, which then read what
-it is made from, unless several want it and that is clearly more to read than the thing itself. So is what costs next to nothing to work
-out of a part of a product, even if it is kept: of that a copy is made beside, when there is time.
+out as it reads what is a function of one array, and converts what it alone reads; but of a batch of products whose dims lie apart, as those
+of heads behind a sequence do, it reads a copy. All else is fused into its readers, which then read what it is made from, unless several
+want it and that is clearly more to read than the thing itself. So is what costs next to nothing to work out of a part of a product, even if
+it is kept: of that a copy is made beside, when there is time.
 """
 
 from collections import Counter
@@ -37,6 +38,7 @@ def lifetimes_of(
         memory.run(step)
     memory.add_waiting()
     memory.lifetimes.put_off(memory.wider)
+    memory.copy_first()
     memory.lifetimes.results = [value for tile in added for value in memory.sums.get(tile, ())]
     return memory.lifetimes
 
@@ -79,6 +81,7 @@ class _Memory:
     arrived: set[int] = field(default_factory=set[int])  # those that collectives brought
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
     kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
+    copies: dict[Tile, frozenset[int]] = field(default_factory=dict[Tile, frozenset[int]])  # of operands whose batch dims lie apart
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
     sums: dict[Tile, tuple[int, ...]] = field(default_factory=dict[Tile, tuple[int, ...]])  # values that stand for what was added
@@ -111,6 +114,13 @@ class _Memory:
             by_rows = any(not one.sources.isdisjoint(self.rows.get(source, NOTHING)) for source in one.sources)
             elements = 0.0 if by_rows else tile.elements
             self._stream((tile,), one.sources, elements, in_place=one.in_order and not by_rows)
+
+    def copy_first(self) -> None:
+        """List copies of arguments first: XLA's scheduler for memory takes what needs little before what needs much."""
+        if self.copies:
+            kernels, copies = self.lifetimes.kernels, frozenset[int]().union(*self.copies.values())
+            made = {value for kernel in kernels for value in kernel.makes}
+            kernels.sort(key=lambda kernel: not (copies.issuperset(kernel.makes) and made.isdisjoint(kernel.reads)))
 
     def add_waiting(self) -> None:
         """Add what was made to its arguments: XLA does so only beside the next product, so that two of them lie in memory.
@@ -200,13 +210,16 @@ class _Memory:
     def _contract(self, step: Compute) -> None:
         beside = max((lifetimes_of(program).peak_bytes() for program in step.inside), default=0.0)
         sources = NOTHING
+        copied = [tile for tile in step.apart if self._is_read_as_it_is(step, tile)]
         for tile in step.reads:
             as_it_is = self._is_read_as_it_is(step, tile)
-            if tile is step.turned or (not as_it_is and _is_kernel(step, tile)):
+            if tile in copied:
+                sources |= self._copy(tile)
+            elif tile is step.turned or (not as_it_is and _is_kernel(step, tile)):
                 sources |= self._kernel(tile)
             elif not as_it_is:
                 self.solidify(tile)
-        sources |= self._sources(step.reads)
+        sources |= self._sources([tile for tile in step.reads if tile not in copied])
         if step.work is Work.CONVOLUTION:
             seconds = CONVOLUTION
         else:
@@ -216,6 +229,12 @@ class _Memory:
         self.products.update(made)
         if step.turns:
             self.turned.update(made)
+
+    def _copy(self, tile: Tile) -> frozenset[int]:
+        """What batches of products read of a tile whose batch dims lie apart, as no library strides over what lies between."""
+        if tile not in self.copies:
+            self.copies[tile] = frozenset(self.lifetimes.run(self.place(tile).sources, (tile.num_bytes,), in_place=False))
+        return self.copies[tile]
 
     def _kernel(self, tile: Tile) -> frozenset[int]:
         """A convolution's kernel in the order of the library: the same copy for its gradient, if one program has both."""

@@ -96,6 +96,20 @@ def makes_kernel(convolution: JaxprEqn) -> bool:
     return prod(kernel[dim] for dim in numbers.rhs_spec[2:]) > prod(result[dim] for dim in numbers.out_spec[2:])
 
 
+def lying_apart(eqn: JaxprEqn) -> tuple[int, ...]:
+    """The operands of a batch of products whose batch dims have others between them."""
+    if eqn.primitive.name != "dot_general":
+        return ()
+    _, batches = eqn.params["dimension_numbers"]
+    return tuple(number for number, (atom, dims) in enumerate(zip(eqn.invars, batches, strict=True)) if _lie_apart(shape_of(atom), dims))
+
+
+def _lie_apart(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether some of these dims have others of more than one element between them."""
+    places = [place for place, dim in enumerate(dim for dim, size in enumerate(shape) if size > 1) if dim in dims]
+    return bool(places) and places[-1] - places[0] >= len(places)
+
+
 def swaps(eqn: JaxprEqn) -> bool:
     """Whether it brings the last dims before the first ones: of a product, those of one operand before the other's."""
     if eqn.primitive.name != "transpose":

@@ -20,7 +20,7 @@ from alpa_hpc.sharding.splits import ChosenSplit, EvenSplit
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
 from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles
 from alpa_hpc.sharding.tiles import Compute, Tile
-from alpa_hpc.sharding.work_kind import Work
+from alpa_hpc.sharding.work_kind import Work, lying_apart
 from alpa_hpc.sharding.workspace import backward_workspace, chosen_workspace, evenly_split_workspace, forward_workspace
 from tests.planning import CLUSTER, prepared
 from tests.random_plans import sgd_step
@@ -91,6 +91,30 @@ def test_who_reads_what_is_kept_of_a_part_of_a_product_works_it_out_for_itself()
     [made] = lifetimes.kernels[0].makes[:1]
     assert copy.reads == {made}, "it is worked out of the product"
     assert not any(lifetimes.kept & kernel.reads for kernel in lifetimes.kernels), "and nobody waits for it"
+
+
+@pytest.mark.parametrize(
+    ("equation", "found"), [("bqhd,bkhd->bhqk", (0, 1)), ("bhqd,bhkd->bhqk", ()), ("qbd,kbd->bqk", ()), ("bqd,bkd->bqk", ())]
+)
+def test_batches_lie_apart_where_other_dims_lie_between_them(equation: str, found: tuple[int, ...]):
+    shape = (2, 3, 4, 5)[: equation.index(",")]
+    [eqn] = [
+        eqn for eqn in jax.make_jaxpr(partial(jnp.einsum, equation))(*[jnp.ones(shape)] * 2).eqns if eqn.primitive.name == "dot_general"
+    ]
+    assert lying_apart(eqn) == found
+
+
+def test_arguments_are_copied_first_for_a_batch_of_products_that_lies_apart_in_them():
+    queries, keys, x, weight, product, scores = (Tile(SQUARE, "float32", 4) for _ in range(6))
+    steps = [
+        Compute(Work.CONTRACTION, (x, weight), (product,), name="dot_general"),
+        Compute(Work.CONTRACTION, (queries, keys), (scores,), name="dot_general", apart=(queries, keys)),
+        Compute(Work.CONTRACTION, (product, scores), (Tile(SQUARE, "float32", 4),), name="dot_general"),
+    ]
+    lifetimes = lifetimes_of(steps)
+    copies = [kernel.makes[0] for kernel in lifetimes.kernels[:2]]
+    assert lifetimes.kernels[3].reads == set(copies)
+    assert lifetimes.peak_bytes() == 4 * SQUARE, "both copies, the product and the scores"
 
 
 def test_a_recomputing_forward_holds_two_activations_however_long_it_is():
