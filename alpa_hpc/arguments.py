@@ -15,9 +15,15 @@ NUMBERS: dict[type, tuple[type, str]] = {int: (Integral, "a whole number"), floa
 
 
 def check_fields(instance: Any, owner: str = "") -> None:
-    """Raise ConfigError where a field of a dataclass holds another kind of value than it declares; `owner` is what it is of, for people."""
+    """Raise ConfigError where a field of a dataclass holds another kind of value than it declares; `owner` is what it is of, for people.
+
+    Numbers of numpy become Python's: plans are written as JSON, and keys of searches and steps are made of what values look like.
+    """
     for name, kind in _fields(type(instance)):
-        check_argument(f"{owner or type(instance).__name__}: {name}", getattr(instance, name), kind)
+        value = getattr(instance, name)
+        check_argument(f"{owner or type(instance).__name__}: {name}", value, kind)
+        if kind in NUMBERS and type(value) not in NUMBERS:
+            object.__setattr__(instance, name, int(value) if isinstance(value, Integral) else float(value))
 
 
 def check_argument(name: str, value: object, kind: Any) -> None:

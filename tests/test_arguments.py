@@ -104,3 +104,11 @@ def test_numbers(number: Any) -> None:
     check_argument("it", number, float)
     with pytest.raises(ConfigError, match="expected a whole number"):
         check_argument("it", number, int)
+
+
+def test_numbers_of_numpy_are_pythons_from_then_on() -> None:
+    two: Any = np.int64(2)
+    half: Any = np.float32(0.5)
+    link = alpa_hpc.Link(np.float64(1e9), half)
+    assert repr(replace(CLUSTER, num_nodes=two, intra_node=link)) == repr(replace(CLUSTER, num_nodes=2, intra_node=alpa_hpc.Link(1e9, 0.5)))
+    assert type(alpa_hpc.parallelize(step, cluster=CLUSTER, num_microbatches=two).num_microbatches) is int
