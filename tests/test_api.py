@@ -171,6 +171,25 @@ def test_towers_on_meshes_of_their_own_train_like_one_device() -> None:
     train_like_one_device(parallelize(step, search=search), state, BATCHES)
 
 
+def recurrent_loss(params: Any, batch: Any) -> jax.Array:
+    """A recurrence whose last state and outputs are both used: a loop with two results, of two and of three dims."""
+    rows = batch["x"].reshape(-1, 4, WIDTH // 4)
+
+    def cell(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        new = jnp.tanh(h @ params["w"] + x)
+        return new, new
+
+    last, outputs = jax.lax.scan(cell, jnp.zeros_like(rows[:, 0]), jnp.tile(jnp.swapaxes(rows, 0, 1), (75, 1, 1)))
+    return jnp.mean(last**2) + jnp.mean(outputs**2)
+
+
+def test_a_loop_with_two_results_trains_like_one_device() -> None:
+    params = {"w": np.asarray(np.random.default_rng(0).normal(size=(WIDTH // 4, WIDTH // 4)) / 6, np.float32)}
+    state = {"params": params, "optimiser": OPTIMISER.init(params), "steps": 0}
+    batches = [{"x": batch["x"]} for batch in BATCHES]
+    train_like_one_device(parallelize(partial(mean_step, loss=recurrent_loss), cluster=ONE_NODE), state, batches)
+
+
 def test_sum_and_count_are_joined_over_microbatches() -> None:
     training = train_like_one_device(parallelize(masked_step, cluster=ONE_NODE), make_state(), BATCHES)
     _, metrics = masked_step(training.state(), jax.tree.map(jnp.asarray, BATCHES[0]))

@@ -141,6 +141,7 @@ class Graph:
 
     def problem(self) -> ShardingProblem:
         """The finished problem."""
+        assert len({node.name for node in self.nodes}) == len(self.nodes), "a plan says by name what a node chose"
         return ShardingProblem(
             tuple(node.seconds for node in self.nodes),
             tuple(Edge(u, v, costs) for (u, v), costs in self.edges.items()),
@@ -211,7 +212,8 @@ class _Adding:
         )
         if position in self.how.may_stay_partial:
             specs = with_partials(specs, mesh)
-        spec_node = self.graph.add_node(f"{self.name}:result", [str(spec) for spec in specs])
+        which = f".{position}" if len(self.eqn.outvars) > 1 else ""
+        spec_node = self.graph.add_node(f"{self.name}:result{which}", [str(spec) for spec in specs])
         result = self.graph.add_tensor(var, node, table.raw[position])
         self._complete(node, table, position, table.raw[position], self.graph.tensors[result].num_bytes)
         self.graph.require(result, spec_node, specs, self.weight)
