@@ -22,7 +22,7 @@ from alpa_hpc.arguments import check_argument, check_fields
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import ConfigError, PlanError, TraceError
 from alpa_hpc.ir.state import shapes_of
-from alpa_hpc.ir.trace import TracedStep, trace_step
+from alpa_hpc.ir.trace import TracedStep, rows_of, trace_step
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import LayerOptions
@@ -161,7 +161,7 @@ class ParallelStep:
             return self.num_microbatches
         if self.plan is not None:
             return self.plan.num_microbatches
-        num_rows, schedule = self._trace(state, batch, 1)[0].num_rows, SCHEDULES[self.schedule]
+        num_rows, schedule = rows_of(shapes_of(batch), 1), SCHEDULES[self.schedule]
 
         def try_at(number: int, most_seconds: float) -> TriedNumber:
             def search(interest: Interest) -> SimulatedPlan:

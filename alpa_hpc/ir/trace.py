@@ -105,7 +105,7 @@ def trace_step(step: Step, state: object, batch: object, *, num_microbatches: in
 
     Raises TraceError, with the reason, for a step that is not before | loss | after.
     """
-    num_rows = _num_rows(batch, num_microbatches)
+    num_rows = rows_of(batch, num_microbatches)
     with tracing():
         layout = layout_of(step, state, batch)
     leaves = shapes_of(layout.arrays(state))
@@ -144,7 +144,8 @@ def _has_rows(leaf: jax.ShapeDtypeStruct) -> bool:
     return len(leaf.shape) > 0  # a key by itself has no dims; an array of keys has rows
 
 
-def _num_rows(batch: object, num_microbatches: int) -> int:
+def rows_of(batch: object, num_microbatches: int) -> int:
+    """The rows of a batch of arrays or shapes. Raises TraceError where it has none, or they do not divide into the microbatches."""
     names, leaves = _named_leaves(batch)
     rows = {name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True) if _has_rows(leaf)}
     if not rows:

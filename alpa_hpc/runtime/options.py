@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from alpa_hpc.arguments import check_fields
 from alpa_hpc.errors import ConfigError
 
-SEARCHED = 0
+SEARCHED = 0  # as a number of microbatches: planning chooses it
 
 
 class ScheduleKind(enum.Enum):
@@ -25,7 +25,7 @@ class ScheduleOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.num_microbatches < 0:
+        if self.num_microbatches < SEARCHED:
             raise ConfigError(
                 f"num_microbatches is {self.num_microbatches}, expected at least 1 (1 runs the batch as it is), or 0 to have it chosen"
             )
