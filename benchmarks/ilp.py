@@ -36,7 +36,8 @@ from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solution import size_of
 from alpa_hpc.sharding.solve import SolverOptions, solve
 from alpa_hpc.sharding.solved import SolvedRuns
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage_problem import stage_problem
 from alpa_hpc.sharding.wiring import wire
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.pricing import StagePricer

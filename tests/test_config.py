@@ -126,7 +126,11 @@ def test_the_papers_mixtures_are_those_of_its_tables(
     assert config.model.iteration_flops(config.training.batch_size, True) / 1e15 == pytest.approx(petaflop, rel=3e-4)
     assert (config.model.dtype, config.model.group_size, config.model.capacity_factor) == ("float16", 2048, 2.0)
     assert (config.cluster.num_devices, config.schedule.num_microbatches, config.layers.num_layers) == (devices, microbatches, layers)
-    assert (config.training.batch_size, config.training.optimiser, config.search.remat) == (1024, OptimiserKind.ADAMW, RematChoice.ALWAYS)
+    assert (config.training.batch_size, config.training.optimiser, config.search.remat) == (
+        1024,
+        OptimiserKind.ADAFACTOR,
+        RematChoice.ALWAYS,
+    )
     tokens = config.training.batch_size // microbatches * config.model.sequence
     assert tokens % config.model.group_size == 0, "a microbatch holds whole groups"
 
@@ -258,7 +262,7 @@ def test_an_absent_config_is_refused_with_its_name(tmp_path: Path) -> None:
         ("training.batch_size=30", "batch_size=30 cannot be cut into .*=4"),
         ("training.batch_size=0", "training: batch_size is 0"),
         ("training.learning_rate=0", "training: learning_rate"),
-        ("training.optimiser=adam", r"training\.optimiser=adam .* adamw, sgd"),
+        ("training.optimiser=adam", r"training\.optimiser=adam .* adamw, sgd, adafactor"),
         ("training.learning_rate=nan", "training: learning_rate"),
         ("training.weight_decay=-1", "training: weight_decay"),
         ("data.held_out_fraction=1", "data: held_out_fraction"),

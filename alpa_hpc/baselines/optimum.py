@@ -15,7 +15,8 @@ from alpa_hpc.sharding.build import SpecSpace
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.solution import ShardingSolution
 from alpa_hpc.sharding.solve import SolverOptions, solve
-from alpa_hpc.sharding.stage import layer_problem, stage_problem
+from alpa_hpc.sharding.stage import layer_problem
+from alpa_hpc.sharding.stage_problem import stage_problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,8 @@ from alpa_hpc.sharding.evaluate import Evaluation, evaluate
 from alpa_hpc.sharding.minimise import Minimum, minimise, restore
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solve import SolverOptions, solve
-from alpa_hpc.sharding.stage import TABLE_CAP, MemoryPrice, problem_tables, stage_problem
+from alpa_hpc.sharding.stage import NEAR, MemoryPrice, problem_tables
+from alpa_hpc.sharding.stage_problem import stage_problem
 
 FREE_MEMORY = MemoryPrice(0.0, 0.0)
 
@@ -67,7 +68,7 @@ class ExplainOptions:
     """`price` = what the choices were optimised for; `table_cap` = entries of the largest table, `general` = limits beyond it."""
 
     price: MemoryPrice = FREE_MEMORY
-    table_cap: int = TABLE_CAP
+    table_cap: int = NEAR.message
     general: SolverOptions = field(default_factory=SolverOptions)
 
 

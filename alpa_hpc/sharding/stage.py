@@ -19,19 +19,34 @@ from alpa_hpc.sharding.build import LayerProblem, Port, SpecSpace, Surroundings,
 from alpa_hpc.sharding.dim_classes import awkward_params, awkward_values
 from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.flat import starts_of
-from alpa_hpc.sharding.minimise import Minimum, minimise, restore
+from alpa_hpc.sharding.minimise import Minimum, carry_out, prepare, restore
 from alpa_hpc.sharding.pricing import MeshPrices
-from alpa_hpc.sharding.problem import Costs, Edge, ShardingProblem
+from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solution import SolveStatus
 from alpa_hpc.sharding.solve import SolverOptions, solve
 from alpa_hpc.sharding.solved import Solved, SolvedRuns, StageValue, run_key
+from alpa_hpc.sharding.stage_problem import numbering, stage_problem
 from alpa_hpc.sharding.tables import Tables, joined, pair_tables
 from alpa_hpc.sharding.wiring import LayerWiring, layer_content, owned_updates, shared_places, wire, wiring_key
 
 NOTHING = StageValue(inf, inf, inf)
-TABLE_CAP = 3_000_000  # entries of the largest table; beyond it the space is narrowed, and then the ILP takes over
-LAYER_CAP = 300_000  # within a layer only small tables are formed: its ports are four more dims there, and not in a stage's message
-INNER = 1_000_000  # variable of node n of the stage's layer number i: (i + 1) * INNER + n; ports are numbered from 0
+SOON_SECONDS = 3.0  # for the general solver, before large tables take the place of small ones
+MOST_SUMS = 4e9  # of an elimination that reaches far: some seconds
+MOST_ENTRIES = 50_000_000  # of all its tables: 400 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far elimination goes: entries of the largest joint table within a layer, and in a stage's message."""
+
+    layer: int
+    message: int
+
+
+# Within a layer only small tables are formed at first: its ports are four more dims there, and not in a stage's message. Where that leaves
+# too much (a mixture of experts on two axes), the inside of each layer is best gone once and for all.
+NEAR = Reach(300_000, 3_000_000)
+FAR = Reach(400_000_000, 400_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,7 @@ class StageSolver:
     solved: SolvedRuns = field(default_factory=SolvedRuns)
     num_known: int = 0
     _space: list[SpecSpace] = field(default_factory=list[SpecSpace])
+    _reach: Reach = NEAR
     _text: list[str] = field(default_factory=list[str])
     _problems: dict[str, LayerProblem] = field(default_factory=dict)
     _layers: dict[tuple[str, MemoryPrice], Minimum] = field(default_factory=dict)
@@ -124,8 +140,9 @@ class StageSolver:
         try:
             self._optimum(0, wire(self.step, 0, len(self.step.layers)), MemoryPrice(0.0, 0.0))
         except TooWideError:
-            for solved in (self._problems, self._layers, self._restored, self._messages, self._run_values, self._values):
-                solved.clear()
+            self._problems.clear()
+            self._values.clear()
+            self.forget()
             return SpecSpace.NARROW
         else:
             return SpecSpace.FULL
@@ -156,11 +173,39 @@ class StageSolver:
         try:
             value = self._optimum(start, wiring, price)
         except TooWideError:
-            value, is_proven = self._solve_whole(start, wiring, price)
+            value, is_proven = self._solve_widely(start, wiring, price)
             if not is_proven:
                 return value  # more time may find a better one
         self.solved.add(key, Solved(value, self.space))
         return value
+
+    def _solve_widely(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> tuple[StageValue, bool]:
+        """What small tables do not do, and whether it is proven.
+
+        By the general solver where it proves its answer soon; else by large tables, as all on this mesh from then on; else by the general
+        solver with all its time.
+        """
+        if self._reach is NEAR:
+            if (soon := self._solve_soon(start, wiring, price)) is not None:
+                return soon, True
+            self._reach = FAR
+            self.forget()
+            try:
+                return self._optimum(start, wiring, price), True
+            except TooWideError:
+                pass
+        return self._solve_whole(start, wiring, price, self.general)
+
+    def _solve_soon(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue | None:
+        seconds = min(SOON_SECONDS, self.general.time_limit_seconds)
+        try:
+            value, is_proven = self._solve_whole(start, wiring, price, replace(self.general, time_limit_seconds=seconds))
+        except SolverError:
+            return None  # nothing in time
+        if is_proven:
+            return value
+        del self._wide[price, wiring]
+        return None
 
     def _optimum(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> StageValue:
         last = self._last(start, wiring, price)
@@ -185,13 +230,15 @@ class StageSolver:
         found = restore(self._message(start, wiring, price).undo, states)
         return self._restore_layer(start + place, wiring[place], place, found, price), found
 
-    def _solve_whole(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> tuple[StageValue, bool]:
+    def _solve_whole(
+        self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice, general: SolverOptions
+    ) -> tuple[StageValue, bool]:
         """The stage as one problem: reductions, elimination under the solver's own cap, the ILP for the rest; and whether it is proven."""
         problems = [self.problem(start + place) for place in range(len(wiring))]
         whole, numbers = stage_problem(self.step, problems)
         parts = zip(whole.node_costs, whole.fixed_bytes, whole.inflight_bytes, strict=True)
         scores = tuple(seconds + price.fixed * fixed + price.inflight * inflight for seconds, fixed, inflight in parts)
-        solution = solve(replace(whole, node_costs=scores), self.general)
+        solution = solve(replace(whole, node_costs=scores), general)
         choices = solution.choices
         self._wide[price, wiring] = tuple(
             ChosenLayer(problem, tuple(choices[local[node]] for node in range(len(problem.labels))))
@@ -204,7 +251,7 @@ class StageSolver:
         """The optimum's strategies, layer by layer."""
         wiring = wire(self.step, start, stop)
         if (price, wiring) not in self._wide and not self._can_restore(start, wiring, price):
-            self._solve_whole(start, wiring, price)
+            self._solve_widely(start, wiring, price)
         if (price, wiring) in self._wide:
             chosen = zip(self._wide[price, wiring], range(start, stop), strict=True)
             return tuple(ChosenLayer(self.problem(index), layer.choices) for layer, index in chosen)
@@ -231,7 +278,7 @@ class StageSolver:
 
     def _restore_layer(self, index: int, wiring: LayerWiring, place: int, states: Mapping[int, int], price: MemoryPrice) -> _Restored:
         layer, problem = self._layer(index, price), self.problem(index)
-        numbers = _numbering(problem, wiring, place)
+        numbers = numbering(problem, wiring, place)
         outer = {node: states[numbers[node]] for node in sorted(layer.left)}
         key = (wiring.content, price, tuple(outer.values()))
         if key not in self._restored:
@@ -255,7 +302,7 @@ class StageSolver:
         key = (layer_content(self.step, index), price)
         if key not in self._layers:
             problem = self.problem(index)
-            self._layers[key] = minimise(problem_tables(problem.problem, price), frozenset(problem.ports), LAYER_CAP)
+            self._layers[key] = self._minimum(problem_tables(problem.problem, price), frozenset(problem.ports), self._reach.layer)
         return self._layers[key]
 
     def _message(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> Minimum:
@@ -263,18 +310,24 @@ class StageSolver:
         if key not in self._messages:
             *earlier, last = wiring
             place = len(earlier)
-            numbers = _numbering(self.problem(start + place), last, place)
+            numbers = numbering(self.problem(start + place), last, place)
             added = self._layer(start + place, price).tables
             added = added.renamed(np.array([numbers[node] for node in added.names.tolist()], dtype=np.int64))
             tables = joined([self._message(start, tuple(earlier), price).tables, added]) if earlier else added
-            result = minimise(tables, last.live, TABLE_CAP)
+            result = self._minimum(tables, last.live, self._reach.message)
             _check_done(result, last.live)
             self._messages[key] = result
         return self._messages[key]
 
     def _last(self, start: int, wiring: tuple[LayerWiring, ...], price: MemoryPrice) -> Minimum:
         """What is left when the ports of the last message leave too: numbers."""
-        return minimise(self._message(start, wiring, price).tables, frozenset(), TABLE_CAP)
+        return self._minimum(self._message(start, wiring, price).tables, frozenset(), self._reach.message)
+
+    def _minimum(self, tables: Tables, keep: frozenset[int], cap: int) -> Minimum:
+        elimination = prepare(tables, keep, cap)
+        if elimination.num_sums > MOST_SUMS or elimination.num_entries > MOST_ENTRIES:
+            elimination = prepare(tables, keep, NEAR.message)
+        return carry_out(elimination)
 
 
 def layer_problem(step: LayeredStep, index: int, prices: MeshPrices, *, remat: bool, space: SpecSpace) -> LayerProblem:
@@ -304,7 +357,7 @@ class TooWideError(SolverError):
 def _check_done(result: Minimum, live: frozenset[int]) -> None:
     if wide := result.left - live:
         raise TooWideError(
-            f"{len(wide)} sharding decisions depend on each other too widely for tables of {TABLE_CAP} entries. "
+            f"{len(wide)} sharding decisions depend on each other too widely for tables of {FAR.message} entries. "
             "Use more and smaller layers (layers.num_layers)."
         )
 
@@ -345,43 +398,3 @@ def _renamed(problem: LayerProblem, layer: Layer, updates: tuple[ParamUpdate, ..
         updates=renamed,
         replicas=tuple((p, tensor) for p, (_, tensor) in zip(foreign, problem.replicas, strict=True)),
     )
-
-
-def _numbering(problem: LayerProblem, wiring: LayerWiring, place: int) -> dict[int, int]:
-    """Stage-wide variable number of each node of the stage's layer number `place`."""
-    numbers = {node: (place + 1) * INNER + node for node in range(len(problem.labels))}
-    numbers.update(zip(problem.ports, wiring.ports, strict=True))
-    return numbers
-
-
-def stage_problem(step: LayeredStep, layers: Sequence[LayerProblem]) -> tuple[ShardingProblem, tuple[dict[int, int], ...]]:
-    """The whole stage as one problem, ports joined, and for each layer the node number of its nodes: what the evaluator checks."""
-    wiring = wire(step, layers[0].layer.index, layers[-1].layer.index + 1)
-    dense: dict[int, int] = {}
-    numbers: list[dict[int, int]] = []
-    costs: list[Costs] = []
-    fixed: list[Costs] = []
-    inflight: list[Costs] = []
-    names: dict[int, str] = {}
-    edges: list[Edge] = []
-    for place, (problem, wires) in enumerate(zip(layers, wiring, strict=True)):
-        local = {node: dense.setdefault(number, len(dense)) for node, number in _numbering(problem, wires, place).items()}
-        numbers.append(local)
-        _add_nodes(costs, problem.problem.node_costs, local)
-        _add_nodes(fixed, problem.problem.fixed_bytes, local)
-        _add_nodes(inflight, problem.problem.inflight_bytes, local)
-        for node, number in local.items():
-            names.setdefault(number, problem.problem.names[node])
-        edges += [Edge(local[edge.source], local[edge.target], edge.costs) for edge in problem.problem.edges]
-    whole = ShardingProblem(tuple(costs), tuple(edges), tuple(fixed), tuple(inflight), names=tuple(names.values()))
-    return whole, tuple(numbers)
-
-
-def _add_nodes(column: list[Costs], values: Sequence[Costs], local: Mapping[int, int]) -> None:
-    """Append what is new, and add to the ports that an earlier layer has brought."""
-    for node, number in local.items():
-        if number < len(column):
-            column[number] = column[number] + values[node]
-        else:
-            assert number == len(column), "nodes are numbered in order of appearance"
-            column.append(values[node])

@@ -1,4 +1,4 @@
-"""TrainingOptions -> optax.GradientTransformation: AdamW or SGD, linear warm-up to a constant rate, clipping of the global norm."""
+"""TrainingOptions -> optax.GradientTransformation: AdamW, SGD or Adafactor; linear warm-up to a constant rate, clipping of the norm."""
 
 from typing import Any
 
@@ -19,6 +19,8 @@ def build_optimiser(options: TrainingOptions) -> optax.GradientTransformation:
             optimiser = _adamw(options)
         case OptimiserKind.SGD:
             optimiser = _sgd(options)
+        case OptimiserKind.ADAFACTOR:
+            optimiser = _adafactor(options)
     if options.clip_norm == 0:
         return optimiser
     return optax.chain(_clip_by_global_norm(options.clip_norm), optimiser)
@@ -37,6 +39,13 @@ def _adamw(options: TrainingOptions) -> optax.GradientTransformation:
 def _sgd(options: TrainingOptions) -> optax.GradientTransformation:
     descent = optax.sgd(_learning_rate(options), momentum=SGD_MOMENTUM, nesterov=True)
     return optax.chain(optax.add_decayed_weights(options.weight_decay, mask=_only_matrices), descent)
+
+
+def _adafactor(options: TrainingOptions) -> optax.GradientTransformation:
+    rate = _learning_rate(options)
+    # optax takes this decay whole at each step; here, as AdamW's, it is a part of the rate, so that one number means the same for both.
+    decay = (lambda step: options.weight_decay * rate(step)) if callable(rate) else options.weight_decay * rate
+    return optax.adafactor(rate, weight_decay_rate=decay, weight_decay_mask=_only_matrices)
 
 
 def _learning_rate(options: TrainingOptions) -> optax.ScalarOrSchedule:

@@ -14,6 +14,8 @@ class OptimiserKind(enum.Enum):
     """Adam with decoupled weight decay"""
     SGD = "sgd"
     """gradient descent with Nesterov's momentum; weight decay is part of the gradient"""
+    ADAFACTOR = "adafactor"
+    """Adafactor: second moments as a row and a column of each matrix, steps in units of a parameter's own size; hardly any state"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,8 @@ from alpa_hpc.sharding.explain import FREE_MEMORY, Alternative, ExplainOptions, 
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Edge, ShardingProblem
 from alpa_hpc.sharding.solve import solve
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage_problem import stage_problem
 from tests.oracles import all_choices, best_by_enumeration, total_bytes, total_seconds
 from tests.random_plans import CLUSTER, NUM_LAYERS, Family, mlp_batch, mlp_loss, mlp_params, sgd_step
 from tests.sharding.problems import problems

@@ -24,7 +24,8 @@ from alpa_hpc.sharding.mip import AbstractMipSolver, Cbc, Highs
 from alpa_hpc.sharding.paper_ilp import NothingFoundError, PaperOptions, solve_paper_ilp
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import Edge, ShardingProblem
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage_problem import stage_problem
 from alpa_hpc.training.prepare import prepare
 from tests.oracles import best_by_enumeration
 from tests.planning import CLUSTER, TRAINING

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.sharding.solve import solve
 from alpa_hpc.sharding.solved import StageValue
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage_problem import stage_problem
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.pricing import PRICE_FACTORS, StagePricer
 from tests.planning import CLUSTER, prepared

@@ -13,7 +13,8 @@ from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.problem import ShardingProblem
 from alpa_hpc.sharding.solve import solve
-from alpa_hpc.sharding.stage import MemoryPrice, StageSolver, stage_problem
+from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.stage_problem import stage_problem
 from alpa_hpc.sharding.wiring import port_names
 from tests.random_plans import CLUSTER, NUM_LAYERS, Family, mlp_batch, mlp_loss, mlp_params, sgd_step
 

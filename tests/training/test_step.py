@@ -56,9 +56,10 @@ def updates(options: TrainingOptions, gradients: Any, params: Any, steps: int = 
 
 
 SGD = replace(OPTIONS, optimiser=OptimiserKind.SGD)
+ADAFACTOR = replace(OPTIONS, optimiser=OptimiserKind.ADAFACTOR)
 
 
-@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, warmup_steps=10, weight_decay=1e-4, clip_norm=5.0), SGD])
+@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, warmup_steps=10, weight_decay=1e-4, clip_norm=5.0), SGD, ADAFACTOR])
 def test_training_lowers_a_quadratic(options: TrainingOptions) -> None:
     train = build_train_step(Regression(), build_optimiser(options))
     state, step = train.init(jax.random.key(0)), jax.jit(train.step)
