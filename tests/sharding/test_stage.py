@@ -8,6 +8,8 @@ import pytest
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
 from alpa_hpc.cluster.mesh import logical_mesh
+from alpa_hpc.config import compose_experiment
+from alpa_hpc.experiment import prepared
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.sharding.evaluate import evaluate
 from alpa_hpc.sharding.pricing import MeshPrices
@@ -85,3 +87,20 @@ def test_equal_layers_are_one_problem_and_equal_runs_one_message():
     assert solver.num_problems == len(kinds) < NUM_LAYERS
     assert solver.value(1, 2, FREE) is solver.value(2, 3, FREE)
     assert solver.num_runs < NUM_LAYERS * (NUM_LAYERS + 1) // 2
+
+
+def test_large_tables_find_what_the_general_solver_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = prepared(compose_experiment("quickstart")).step
+    mesh = MeshPrices(logical_mesh(CLUSTER, Submesh(2, 4), MeshShape(2, 4)))
+    soon, far = StageSolver(step, mesh, remat=False), StageSolver(step, mesh, remat=False)
+    proven = soon.value(0, 1, DEAR)
+    assert soon.num_wide == 1, "small tables do it, so that this shows nothing"
+    monkeypatch.setattr(StageSolver, "_solve_soon", lambda *_: None)
+    found = far.value(0, 1, DEAR)
+    assert far.num_wide == 0
+    scores = [one.seconds + DEAR.fixed * one.fixed_bytes + DEAR.inflight * one.inflight_bytes for one in (proven, found)]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-9)
+    problem, numbers = stage_problem(step, [one.problem for one in far.choose(0, 1, DEAR)])
+    chosen = dict(zip(numbers[0].values(), far.choose(0, 1, DEAR)[0].choices, strict=True))
+    evaluation = evaluate(problem, [chosen[node] for node in range(len(problem.node_costs))])
+    np.testing.assert_allclose((evaluation.seconds, evaluation.fixed_bytes), (found.seconds, found.fixed_bytes), rtol=1e-9)
