@@ -28,7 +28,7 @@ from alpa_hpc.layers.layered import cut_layers
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.plan.codec import plan_from_json, plan_to_json
 from alpa_hpc.plan.plan import ParallelPlan
-from alpa_hpc.planner.families import pricer_for
+from alpa_hpc.planner.families import NOTHING_KNOWN, pricer_for
 from alpa_hpc.planner.lookup import make_plan, schedule_of, stages_of_plan
 from alpa_hpc.planner.microbatches import TriedNumber, best_number, numbers_for, tried, try_numbers
 from alpa_hpc.planner.refine import Interest
@@ -38,6 +38,7 @@ from alpa_hpc.runtime.assemble import assemble
 from alpa_hpc.runtime.check import check_programs
 from alpa_hpc.runtime.options import SEARCHED, ScheduleKind
 from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process_session
+from alpa_hpc.sharding.solved import Solved
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice, SearchOptions, with_layers_for
 from alpa_hpc.verify.plan import check_plan_code
@@ -130,8 +131,9 @@ class ParallelStep:
             InfeasibleError: nothing fits the cluster.
             PlanError: the given plan is for another step, batch or cluster.
         """
-        layered = self._trace(state, batch, self._number(state, batch))[1]
-        plan = self._planned(layered)
+        learnt: dict[str, Solved] = {}
+        layered = self._trace(state, batch, self._number(state, batch, learnt))[1]
+        plan = self._planned(layered, learnt)
         if plan is self.plan:
             stages_of_plan(plan, layered, self.cluster)  # a plan from elsewhere is checked; one just found was made from its stages
         return plan
@@ -146,17 +148,18 @@ class ParallelStep:
             PlanError: the given plan is for another step, batch or cluster.
         """
         check_devices(self.cluster.num_devices)  # before planning, which may take minutes
-        traced, layered = self._trace(state, batch, self._number(state, batch))
+        learnt: dict[str, Solved] = {}
+        traced, layered = self._trace(state, batch, self._number(state, batch, learnt))
         leaves = _host_leaves(traced, state)
-        plan = self._planned(layered)
+        plan = self._planned(layered, learnt)
         schedule = schedule_of(plan)
         assembly = assemble(layered, stages_of_plan(plan, layered, self.cluster), schedule)
         check_programs(assembly.programs, schedule)
         session = in_process_session(assembly, traced, plan.mesh_devices, leaves)
         return ParallelTraining(plan, self.cluster, traced, shapes_of(batch), session)
 
-    def _number(self, state: Any, batch: Any) -> int:
-        """The number of microbatches: given, or the plan's, or the best there is."""
+    def _number(self, state: Any, batch: Any, learnt: dict[str, Solved]) -> int:
+        """The number of microbatches: given, or the plan's, or the best there is; then what was solved on the way comes into `learnt`."""
         if self.num_microbatches != SEARCHED:
             return self.num_microbatches
         if self.plan is not None:
@@ -166,7 +169,10 @@ class ParallelStep:
         def try_at(number: int, most_seconds: float) -> TriedNumber:
             def search(interest: Interest) -> SimulatedPlan:
                 pricer = pricer_for(self._trace(state, batch, number)[1], self.cluster, self.search, schedule)
-                return fastest_modelled(pricer, self.search, schedule, interest)
+                try:
+                    return fastest_modelled(pricer, self.search, schedule, interest)
+                finally:
+                    learnt.update(pricer.learnt)
 
             return tried(number, most_seconds, search)
 
@@ -178,8 +184,8 @@ class ParallelStep:
         layers, clustering = with_layers_for(self.layers, self.search, self.cluster.num_devices), self.search.clustering
         return traced, cut_layers(traced, num_layers=layers.num_layers, imbalance=layers.imbalance, clustering=clustering)
 
-    def _planned(self, layered: LayeredStep) -> ParallelPlan:
-        return self.plan if self.plan is not None else search_plan(layered, self.cluster, self.search, self.schedule)
+    def _planned(self, layered: LayeredStep, known: Mapping[str, Solved]) -> ParallelPlan:
+        return self.plan if self.plan is not None else search_plan(layered, self.cluster, self.search, self.schedule, known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +216,9 @@ class ParallelTraining:
         return explain_plan(self.plan, self.cluster)
 
 
-def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind) -> ParallelPlan:
+def search_plan(
+    step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, schedule: ScheduleKind, known: Mapping[str, Solved] = NOTHING_KNOWN
+) -> ParallelPlan:
     """The paper's Algorithm 1 with analytic costs, in this process; where compiled code is not as planned, or not to be had, it warns.
 
     Raises:
@@ -218,7 +226,7 @@ def search_plan(step: LayeredStep, cluster: ClusterSpec, search: SearchOptions, 
         ConfigError: `search.check_target` asks for code that this installation cannot compile.
     """
     check_compiler(search.check_target)
-    chosen = fastest_modelled(pricer_for(step, cluster, search, SCHEDULES[schedule]), search, SCHEDULES[schedule])
+    chosen = fastest_modelled(pricer_for(step, cluster, search, SCHEDULES[schedule], known), search, SCHEDULES[schedule])
     plan = make_plan(step, chosen, cluster, schedule)
     checked = check_plan_code(chosen.assembly, [stage.submesh for stage in plan.stages], search.check_target)
     for text in checked.warnings:

@@ -1,21 +1,24 @@
 """A run whose number of microbatches is to be chosen -> microbatches.json: the start of its planning job, and a process for each number."""
 
+import functools
 import os
 from pathlib import Path
 from threading import Event
 
 from alpa_hpc.config import ExperimentConfig, load_config
-from alpa_hpc.errors import SolverError
+from alpa_hpc.errors import SolverError, TraceError
 from alpa_hpc.garbage import seldom_collected
+from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.launch.files import write_json
 from alpa_hpc.launch.paths import RunPaths
-from alpa_hpc.parts import prepared, with_microbatches
+from alpa_hpc.parts import key_of_number, prepared, with_microbatches
 from alpa_hpc.planner.families import pricer_for
-from alpa_hpc.planner.microbatches import TriedNumber, numbers_for, tried, try_numbers
+from alpa_hpc.planner.microbatches import TriedNumber, numbers_for, refused, tried, try_numbers
 from alpa_hpc.planner.refine import Interest
 from alpa_hpc.planner.search import SCHEDULES, SimulatedPlan
 from alpa_hpc.planner.simulating import fastest_modelled
 from alpa_hpc.profiling.solutions import read_solutions, write_solutions
+from alpa_hpc.report.known_numbers import read_number, write_number
 from alpa_hpc.report.planning import microbatches_document
 from alpa_hpc.report.stopwatch import Stopwatch
 from alpa_hpc.runtime.options import SEARCHED
@@ -63,16 +66,25 @@ def choose_microbatches(config: ExperimentConfig, paths: RunPaths, watch: Stopwa
 
 @seldom_collected()
 def try_number(root: str, number: int, most_seconds: float) -> TriedNumber:
-    """The search of the run in `root` at a number of microbatches, by modelled costs, as far as it is of interest."""
+    """What the run in `root` gives at a number of microbatches by modelled costs, as far as it is of interest; searched once for all."""
     paths = RunPaths(Path(root))
     config = with_microbatches(load_config(paths.config), number)
+    try:
+        step = prepared(config).step
+    except TraceError as error:
+        return refused(number, error)
+    key = key_of_number(config, step)
+    found = read_number(paths.known_numbers, key)
+    if found is None:
+        found = tried(number, most_seconds, functools.partial(_search, config, step, paths))
+        write_number(paths.known_numbers, key, found)
+    return found
 
-    def search(interest: Interest) -> SimulatedPlan:
-        schedule = SCHEDULES[config.schedule.kind]
-        pricer = pricer_for(prepared(config).step, config.cluster, config.search, schedule, read_solutions(paths.solutions))
-        try:
-            return fastest_modelled(pricer, config.search, schedule, interest)
-        finally:
-            write_solutions(paths.solutions, pricer.learnt)
 
-    return tried(number, most_seconds, search)
+def _search(config: ExperimentConfig, step: LayeredStep, paths: RunPaths, interest: Interest) -> SimulatedPlan:
+    schedule = SCHEDULES[config.schedule.kind]
+    pricer = pricer_for(step, config.cluster, config.search, schedule, read_solutions(paths.solutions))
+    try:
+        return fastest_modelled(pricer, config.search, schedule, interest)
+    finally:
+        write_solutions(paths.solutions, pricer.learnt)

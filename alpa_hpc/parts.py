@@ -20,7 +20,7 @@ from alpa_hpc.launch.site import Platform, site_environment
 from alpa_hpc.plan.fit import made_for
 from alpa_hpc.planner.search import SCHEDULES, seconds_on
 from alpa_hpc.profiling.options import CostSource
-from alpa_hpc.report.known_plans import search_key
+from alpa_hpc.report.kept import key_of
 from alpa_hpc.report.planning import Basis, MachinePrediction, PlanningRecord, iteration_flop, shared_cores_seconds
 from alpa_hpc.report.result import Unit, Work, write_result
 from alpa_hpc.runtime.options import SEARCHED
@@ -106,7 +106,12 @@ def key_of_search(config: ExperimentConfig, step: LayeredStep) -> str | None:
     flop = [iteration_flop(config.model, step, batch, recomputed=share, count=counted_flop) for share in (0.0, 1.0)]
     compiled = os.environ.get("XLA_FLAGS", "") if config.search.check_target is not CheckTarget.NONE else ""
     asked = (config.model, batch, config.cluster, config.search, config.schedule, flop, compiled)
-    return search_key((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))
+    return key_of((step.key, made_for(step, config.cluster), *asked, calibrated_twin(config), os.cpu_count()))
+
+
+def key_of_number(config: ExperimentConfig, step: LayeredStep) -> str:
+    """The key of all that decides what a config's number of microbatches gives by modelled costs."""
+    return key_of((step.key, made_for(step, config.cluster), config.cluster, config.search, config.schedule))
 
 
 def ranks_on(config: ExperimentConfig, submesh: Submesh) -> Ranks:

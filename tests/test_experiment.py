@@ -178,6 +178,12 @@ def test_the_number_of_microbatches_is_chosen_and_all_jobs_of_the_run_know_it(tm
     for more in ([], ["--layer", "0"]):
         assert explain.main([str(paths.root), *more]) == 0
     assert f"of microbatches: {number}, chosen from 4 numbers: " in capsys.readouterr().out
+    kept = sorted(paths.known_numbers.iterdir())
+    searched = [path.stat().st_mtime_ns for path in kept]
+    again = subprocess.run([*command, "mode=plan"], capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    assert [path.stat().st_mtime_ns for path in kept] == searched, "what was known was searched again"
+    assert kept and f"microbatches: {number}, chosen from 4 numbers: " in again.stdout
 
 
 def test_a_run_whose_model_fits_at_no_number_of_microbatches_says_so(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ class RunPaths:
         return self.solutions / "plans"
 
     @property
+    def known_numbers(self) -> Path:
+        """What numbers of microbatches give, shared likewise."""
+        return self.solutions / "microbatches"
+
+    @property
     def status_folder(self) -> Path:
         """The folder of the jobs' status files."""
         return self.root / "status"

@@ -50,9 +50,14 @@ def tried(number: int, most_seconds: float, search: Callable[[Interest], Simulat
     try:
         plan = search(Interest(most_seconds, tells_why=False))
     except (InfeasibleError, TraceError) as error:
-        missing = error.missing_bytes if isinstance(error, InfeasibleError) else 0.0
-        return TriedNumber(number, reason=str(error).partition("\n")[0], missing_bytes=missing or math.inf)
+        return refused(number, error)
     return TriedNumber(number, plan.timeline.seconds, plan.partition.objective_seconds)
+
+
+def refused(number: int, error: InfeasibleError | TraceError) -> TriedNumber:
+    """A number that has no plan, or cannot be traced."""
+    missing = error.missing_bytes if isinstance(error, InfeasibleError) else 0.0
+    return TriedNumber(number, reason=str(error).partition("\n")[0], missing_bytes=missing or math.inf)
 
 
 def try_numbers(numbers: Sequence[int], try_at: TryAt, tell: Tell = silent, num_parallel: int = 1) -> tuple[TriedNumber, ...]:

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from alpa_hpc.report.known_plans import FoundPlan, read_known, search_key, write_known
+from alpa_hpc.planner.microbatches import TriedNumber
+from alpa_hpc.report.kept import key_of
+from alpa_hpc.report.known_numbers import read_number, write_number
+from alpa_hpc.report.known_plans import FoundPlan, read_known, write_known
 from tests.plan.test_codec import PLAN
 
-KEY = search_key(("a question",))
+KEY = key_of(("a question",))
 FOUND = FoundPlan(PLAN, {"gap": 0.01}, "/runs/demo/1")
 
 
@@ -18,7 +21,7 @@ def test_what_was_found_is_known(tmp_path: Path) -> None:
     found = read_known(tmp_path / "plans", KEY)
     assert found is not None
     assert (found.plan, found.planning, found.searched_by) == (PLAN, FOUND.planning, FOUND.searched_by)
-    assert read_known(tmp_path / "plans", search_key(("another",))) is None
+    assert read_known(tmp_path / "plans", key_of(("another",))) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"sha256": null}'])
@@ -56,3 +59,20 @@ def test_where_it_cannot_be_kept_the_run_goes_on(tmp_path: Path, capsys: pytest.
     (tmp_path / "folder" / f"{KEY}.json").mkdir(parents=True)
     write_known(tmp_path / "folder", KEY, FOUND)
     assert f"warning: nothing more is kept in {tmp_path}/folder (Is a directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tried", "is_kept"),
+    [
+        (TriedNumber(8, 1.25, 1.5), True),
+        (TriedNumber(4, reason="0.5 GB a device are missing", missing_bytes=5e8), True),
+        (TriedNumber(2, reason="no plan takes less than 3 s by Eq. 2"), False),
+    ],
+    ids=["plan", "memory", "given up"],
+)
+def test_numbers_searched_to_the_end_are_known(tmp_path: Path, tried: TriedNumber, is_kept: bool) -> None:
+    write_number(tmp_path, KEY, tried)
+    assert read_number(tmp_path, KEY) == (tried if is_kept else None)
+    assert read_known(tmp_path, KEY) is None
+    write_known(tmp_path, KEY, FOUND)
+    assert read_number(tmp_path, KEY) is None
