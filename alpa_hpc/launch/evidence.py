@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from alpa_hpc.launch.outcome import account
 from alpa_hpc.launch.paths import JobKind
-from alpa_hpc.launch.process import is_running
+from alpa_hpc.process import is_running
 from alpa_hpc.launch.queue import QueuePhase, QueueState, never_starts
 from alpa_hpc.launch.status import JobState, JobStatus
 from alpa_hpc.launch.submission import Submission

@@ -13,8 +13,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from alpa_hpc.process import is_dead_or_younger
+
 _NO_PID = 1 << 31  # the kernel numbers processes below it
-STALE_SECONDS = 900.0  # nothing done under a lock takes nearly this long
+STALE_SECONDS = 900.0  # nothing done under a lock takes nearly this long: what cannot be asked whether it lives is gone by then
 
 
 @contextmanager
@@ -30,19 +32,20 @@ def holding_lock(path: Path) -> Generator[bool]:
 
 
 def owner_is_gone(host: str, pid: int, *, age_seconds: float) -> bool:
-    """Whether a file of process `pid` on `host` was left behind: it is old, or the process was one of this host and is dead.
+    """Whether a file of process `pid` on `host` was left behind: its process was one of this host and is dead; of others, its age tells.
 
-    A process that lives proves little once the file is old: its number may have gone to another one.
+    A process that lives is its owner however old the file is, unless it began after the file: then it has got the number of a dead one.
     """
-    if age_seconds > STALE_SECONDS or host != socket.gethostname() or not 0 < pid < _NO_PID:
+    if host != socket.gethostname() or not 0 < pid < _NO_PID:
         return age_seconds > STALE_SECONDS
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # alive, and another user's
-    return False
+        pass  # alive, and another user's
+    is_another = is_dead_or_younger(pid, time.time() - age_seconds)
+    return age_seconds > STALE_SECONDS if is_another is None else is_another
 
 
 def _create(path: Path) -> bool:

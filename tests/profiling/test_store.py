@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa_hpc.errors import StoreError
-from alpa_hpc.profiling import store
+from alpa_hpc.profiling import lock, store
+from alpa_hpc.profiling.lock import holding_lock
 from alpa_hpc.profiling.store import ProfileRow, compact, compact_when_many, median_seconds, read_store, relative_spread, write_shard
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -284,25 +285,25 @@ def test_a_store_is_compacted_when_it_has_many_shards(tmp_path: Path) -> None:
 def test_a_lock_is_respected_while_its_owner_lives_and_broken_after(tmp_path: Path) -> None:
     for key in "ab":
         write_shard(tmp_path, (make_row(key),))
-    lock = tmp_path / "compaction.lock"
-    lock.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
+    path = tmp_path / "compaction.lock"
+    path.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
     assert compact(tmp_path) == 0
-    assert lock.exists()
+    assert path.exists()
     dead = subprocess.Popen(["true"])
     dead.wait()
-    lock.write_text(f'{{"host": "{socket.gethostname()}", "pid": {dead.pid}}}')
+    path.write_text(f'{{"host": "{socket.gethostname()}", "pid": {dead.pid}}}')
     assert compact(tmp_path) == 2
-    assert not lock.exists()
+    assert not path.exists()
     assert sorted(read_store(tmp_path).rows) == ["a", "b"]
 
 
 def test_the_lock_of_another_host_is_broken_only_when_old(tmp_path: Path) -> None:
     for key in "ab":
         write_shard(tmp_path, (make_row(key),))
-    lock = tmp_path / "compaction.lock"
-    lock.write_text('{"host": "elsewhere", "pid": 1}')
+    path = tmp_path / "compaction.lock"
+    path.write_text('{"host": "elsewhere", "pid": 1}')
     assert compact(tmp_path) == 0
-    os.utime(lock, (1, 1))
+    os.utime(path, (1, 1))
     assert compact(tmp_path) == 2
 
 
@@ -310,22 +311,33 @@ def test_the_lock_of_another_host_is_broken_only_when_old(tmp_path: Path) -> Non
 def test_a_lock_that_names_nobody_holds_until_it_is_old(tmp_path: Path, owner: str) -> None:
     for key in "ab":
         write_shard(tmp_path, (make_row(key),))
-    lock = tmp_path / "compaction.lock"
+    path = tmp_path / "compaction.lock"
     if owner == "a folder":
-        lock.mkdir()
+        path.mkdir()
     else:
-        lock.write_bytes(owner.replace("HERE", socket.gethostname()).encode("latin-1"))
+        path.write_bytes(owner.replace("HERE", socket.gethostname()).encode("latin-1"))
     assert compact(tmp_path) == 0
-    os.utime(lock, (1, 1))
+    os.utime(path, (1, 1))
     assert compact(tmp_path) == 2
+
+
+def test_an_old_lock_holds_while_its_owner_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "STALE_SECONDS", 0.0)  # all files are old now
+    path = tmp_path / "compaction.lock"
+    path.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
+    with holding_lock(path) as is_mine:
+        assert not is_mine
+    path.write_text('{"host": "elsewhere", "pid": 1}')
+    with holding_lock(path) as is_mine:
+        assert is_mine, "of another host's process only the age can be told"
 
 
 def test_an_old_lock_is_broken_though_a_process_of_its_number_lives(tmp_path: Path) -> None:
     for key in "ab":
         write_shard(tmp_path, (make_row(key),))
-    lock = tmp_path / "compaction.lock"
-    lock.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
-    os.utime(lock, (1, 1))
+    path = tmp_path / "compaction.lock"
+    path.write_text(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
+    os.utime(path, (1, 1))
     assert compact(tmp_path) == 2
 
 

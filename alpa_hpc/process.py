@@ -14,7 +14,7 @@ def is_running(pid: int, since: float) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):  # a process that we may not ask is another user's, who got the number later
         return False
-    return not _is_dead_or_younger(pid, since)
+    return not is_dead_or_younger(pid, since)
 
 
 def ask_to_stop(pid: int, since: float) -> bool:
@@ -25,12 +25,12 @@ def ask_to_stop(pid: int, since: float) -> bool:
     return True
 
 
-def _is_dead_or_younger(pid: int, since: float) -> bool:
-    """Whether the process is a zombie or began after `since`; False where the system does not say (no /proc)."""
+def is_dead_or_younger(pid: int, since: float) -> bool | None:
+    """Whether the process is a zombie or began after `since` (seconds since 1970); None where the system does not say (no /proc)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         seconds_up = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     except OSError:
-        return False
+        return None
     began = time.time() - seconds_up + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return fields[0] == "Z" or began > since + CLOCK_SECONDS
