@@ -14,10 +14,10 @@ from alpa_hpc.commands.find import add_run_arguments, find_run
 from alpa_hpc.errors import StoreError
 from alpa_hpc.launch.evidence import JobPhase, JobView
 from alpa_hpc.launch.paths import JobKind, RunPaths
-from alpa_hpc.process import ask_to_stop
 from alpa_hpc.launch.queue import cancel, cancel_pending
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.launch.views import RunPhase, RunView, mark_cancelled, view_run
+from alpa_hpc.process import ask_to_stop
 
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 1.0

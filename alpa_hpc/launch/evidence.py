@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from alpa_hpc.launch.outcome import account
 from alpa_hpc.launch.paths import JobKind
-from alpa_hpc.process import is_running
 from alpa_hpc.launch.queue import QueuePhase, QueueState, never_starts
 from alpa_hpc.launch.status import JobState, JobStatus
 from alpa_hpc.launch.submission import Submission
+from alpa_hpc.process import is_running
 
 _STOPPED = re.compile(r"\(SIGTERM\)|mpirun .*ended with exit code")  # the words of `launch.status` and `launch.mpirun`
 SETTLE_SECONDS = 60.0  # a file may show up this much later than Slurm's word, on a network file system

@@ -1,6 +1,7 @@
 """An exception on a rank -> `failures/JOB/NODE-PID.json`, and the first of them in time -> its job's own account of the failure.
 
 When one rank fails, its peers soon fail too, with tracebacks about closed connections; which one came first is what a person must see.
+A rank that was killed says nothing, and the first to speak is a peer of it: then what mpirun saw is told before what the peer did.
 """
 
 import os
@@ -13,16 +14,18 @@ from pathlib import Path
 
 from alpa_hpc.errors import AlpaError, LaunchError, StoreError
 from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.mpirun import RankKilledError
 from alpa_hpc.launch.status import this_node
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What a rank says about its end; `time` in seconds since 1970, by its node's clock."""
+    """What a rank says about its end; `time` in seconds since 1970, by its node's clock; `kind`: the name of the exception's class."""
 
     time: float
     rank: str
     node: str
+    kind: str
     message: str
     is_explained: bool
     traceback: str
@@ -36,7 +39,7 @@ def recording_failure(folder: Path) -> Generator[None]:
     except BaseException as error:
         rank = os.environ.get("OMPI_COMM_WORLD_RANK", "?")  # for people; what a rank does never depends on it
         text = "".join(traceback.format_exception(error))
-        failure = RankFailure(time.time(), rank, this_node(), str(error).strip(), isinstance(error, AlpaError), text)
+        failure = RankFailure(time.time(), rank, this_node(), type(error).__name__, str(error).strip(), isinstance(error, AlpaError), text)
         write_json(folder / f"{failure.node}-{os.getpid()}.json", asdict(failure))
         raise
 
@@ -53,7 +56,7 @@ def explained_by_ranks(folder: Path) -> Generator[None]:
         first = first_failure(folder)
         if first is None:
             raise
-        raise LaunchError(_told(first)) from error
+        raise LaunchError(_told_with(error, first)) from error
 
 
 def first_failure(folder: Path) -> RankFailure | None:
@@ -69,6 +72,19 @@ def _read(path: Path) -> RankFailure:
         raise StoreError(f"{path} is not a rank's account of this version ({error})") from error
 
 
+def _told_with(error: LaunchError, first: RankFailure) -> str:
+    """The first failure; behind the word of mpirun where that saw a rank killed, and the failure is none that speaks for itself."""
+    if first.is_explained or not isinstance(error, RankKilledError):
+        return _told(first)
+    return f"{error}. Of its peers the first to fail: {_told(first)}"
+
+
 def _told(failure: RankFailure) -> str:
-    text = failure.message if failure.is_explained else failure.traceback.strip()
+    text = failure.message if failure.is_explained else f"{_summary(failure)}\n{failure.traceback.strip()}"
     return f"rank {failure.rank} on {failure.node} failed: {text}"
+
+
+def _summary(failure: RankFailure) -> str:
+    """`ValueError: odd`, the first line of what went wrong: views of a run have room for a line."""
+    first_line = (failure.message.splitlines() or [""])[0]
+    return f"{failure.kind}: {first_line}".removesuffix(": ")

@@ -30,6 +30,10 @@ _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 _RANK_FACTS = ("PMIX_", "PRTE_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")  # facts about one rank of another mpirun
 
 
+class RankKilledError(LaunchError):
+    """A rank that a signal ended: it can have said nothing of it, and what its peers say is what they saw of it."""
+
+
 class Place(enum.Enum):
     """Where the ranks run."""
 
@@ -58,7 +62,7 @@ def run_ranks(ranks: Ranks, script: tuple[str, ...], environ: Mapping[str, str])
     code = run_mpirun(mpirun_command(ranks, program, environ), rank_environment(ranks, environ))
     dead = dead_rank(own_log_end())
     if code != 0 and dead:
-        raise LaunchError(f"{dead}; mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}")
+        raise RankKilledError(f"{dead}; mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}")
     if code != 0:
         raise LaunchError(
             f"mpirun with {ranks.num_ranks} ranks ended with exit code {code}{_meaning(code)}; what its ranks said stands above"

@@ -8,6 +8,7 @@ import pytest
 from alpa_hpc.errors import LaunchError, PlanError, StoreError
 from alpa_hpc.launch.failures import RankFailure, explained_by_ranks, first_failure, recording_failure
 from alpa_hpc.launch.files import write_json
+from alpa_hpc.launch.mpirun import RankKilledError
 
 MPIRUN = LaunchError("mpirun with 2 ranks ended with exit code 1")
 
@@ -22,6 +23,7 @@ def record(folder: Path, name: str, time: float, *, is_explained: bool, message:
         "time": time,
         "rank": name,
         "node": "n7",
+        "kind": "OddError",
         "message": message,
         "is_explained": is_explained,
         "traceback": f"Traceback: {name}\n",
@@ -30,17 +32,30 @@ def record(folder: Path, name: str, time: float, *, is_explained: bool, message:
 
 
 def test_the_earliest_failure_is_told_whatever_its_file_is_called(folder: Path) -> None:
-    with pytest.raises(LaunchError, match=r"^rank 1 on n7 failed: Traceback: 1$"), explained_by_ranks(folder):
+    with pytest.raises(LaunchError, match=r"^rank 1 on n7 failed: OddError: said\nTraceback: 1$"), explained_by_ranks(folder):
         for name, time in (("0", 12.0), ("1", 11.5), ("2", 11.9)):
             record(folder, name, time, is_explained=False)
         raise MPIRUN
-    assert first_failure(folder) == RankFailure(11.5, "1", "n7", "said", is_explained=False, traceback="Traceback: 1\n")
+    assert first_failure(folder) == RankFailure(11.5, "1", "n7", "OddError", "said", is_explained=False, traceback="Traceback: 1\n")
 
 
 def test_an_error_that_speaks_for_itself_keeps_its_message_and_no_traceback(folder: Path) -> None:
     with pytest.raises(LaunchError, match=r"^rank 0 on n7 failed: too little memory\nask for more$"), explained_by_ranks(folder):
         record(folder, "0", 1.0, is_explained=True, message="too little memory\nask for more")
         raise MPIRUN
+
+
+def test_a_rank_that_was_killed_is_told_before_the_peer_that_saw_its_connection_close(folder: Path) -> None:
+    killed = RankKilledError("rank 6 on n7 was ended by signal 9 (Killed); mpirun with 8 ranks ended with exit code 137")
+    with pytest.raises(LaunchError) as caught, explained_by_ranks(folder):
+        record(folder, "5", 1.0, is_explained=False, message="closed by peer")
+        raise killed
+    first_line, traceback = str(caught.value).split("\n", 1)
+    assert first_line == f"{killed}. Of its peers the first to fail: rank 5 on n7 failed: OddError: closed by peer"
+    assert traceback == "Traceback: 5"
+    with pytest.raises(LaunchError, match=r"^rank 5 on n7 failed: too little memory$"), explained_by_ranks(folder):
+        record(folder, "5", 1.0, is_explained=True, message="too little memory")
+        raise killed
 
 
 def test_what_an_earlier_attempt_left_is_not_told(folder: Path) -> None:
