@@ -44,7 +44,7 @@ def test_parallelize_says_which_argument_is_wrong(changed: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: replace(DEVICE, memory=float("nan")), "DeviceSpec: memory is nan, expected a whole number"),
+        (lambda: replace(DEVICE, memory=float("nan")), "device 'cpu': memory is nan, expected bytes"),
         (lambda: replace(DEVICE, flops_16bit="1e9"), "DeviceSpec: flops_16bit is '1e9', expected a number"),
         (lambda: replace(DEVICE, hides_collectives=1), "DeviceSpec: hides_collectives is 1, expected True or False"),
         (lambda: replace(CLUSTER, devices_per_node=1.5), "ClusterSpec: devices_per_node is 1.5, expected a whole number"),

@@ -16,20 +16,22 @@ class Link:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (self.bandwidth > 0 and 0 <= self.latency < math.inf):
-            raise ConfigError(f"link needs bandwidth > 0 and a finite latency >= 0, found {self.bandwidth} B/s, {self.latency} s")
+        _check_positive("link", "bandwidth", self.bandwidth, "bytes a second")
+        if not 0 <= self.latency < math.inf:
+            raise ConfigError(f"link: latency is {self.latency}, expected seconds a message, a finite number >= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One device. Memory in bytes (usable), rates in FLOP/s and bytes/s; `efficiency` scales the peak rates of matmuls.
 
+    `memory` is a whole number once the device is made: 0.9 * 80e9 is as good, and a part of a byte is dropped.
     `hides_collectives`: XLA puts its kernels in an order in which others run while a collective is under way, and what these read waits in
     memory. So it is for GPUs from Hopper on, and not before: seen in code for H100 and for A100.
     """
 
     kind: str
-    memory: int
+    memory: float
     flops_32bit: float
     flops_16bit: float
     memory_bandwidth: float
@@ -38,9 +40,24 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        rates = (self.memory, self.flops_32bit, self.flops_16bit, self.memory_bandwidth)
-        if not all(0 < rate < math.inf for rate in rates) or not 0 < self.efficiency <= 1:
-            raise ConfigError(f"device {self.kind!r} needs positive, finite memory and rates and 0 < efficiency <= 1, found {self}")
+        _check_positive(f"device {self.kind!r}", "memory", self.memory, "bytes", least=1)
+        for name, unit in _RATE_UNITS.items():
+            _check_positive(f"device {self.kind!r}", name, getattr(self, name), unit)
+        if not 0 < self.efficiency <= 1:
+            raise ConfigError(
+                f"device {self.kind!r}: efficiency is {self.efficiency}, expected more than 0 and at most 1, "
+                "the part of its peak rates that products of matrices reach"
+            )
+        object.__setattr__(self, "memory", math.floor(self.memory))
+
+
+_RATE_UNITS = {"flops_32bit": "FLOP a second", "flops_16bit": "FLOP a second", "memory_bandwidth": "bytes a second"}
+
+
+def _check_positive(owner: str, name: str, value: float, unit: str, least: int = 0) -> None:
+    if not (0 < value < math.inf and value >= least):
+        bound = f">= {least}" if least else "> 0"
+        raise ConfigError(f"{owner}: {name} is {value}, expected {unit}, a finite number {bound}")
 
 
 @dataclass(frozen=True, slots=True)
