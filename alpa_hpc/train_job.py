@@ -9,7 +9,7 @@ from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.errors import LaunchError, PlanError
 from alpa_hpc.launch.devices import check_devices_here, local_device
 from alpa_hpc.launch.failures import explained_by_ranks
-from alpa_hpc.launch.files import read_json, write_json
+from alpa_hpc.launch.files import is_there, read_json, write_json
 from alpa_hpc.launch.locations import job_script
 from alpa_hpc.launch.mpirun import run_ranks
 from alpa_hpc.launch.paths import JobKind, RunPaths
@@ -42,9 +42,21 @@ def train_run(paths: RunPaths) -> None:
     planning = read_json(paths.planning)
     if any(planning.get(name) != value for name, value in fingerprint(config, plan).items()):  # somebody changed one of the two, and may
         check_plan_fits(plan, prepared(config).step, config.cluster, config.schedule.kind)
+    ranks = ranks_on(config, whole_cluster(config))
+    paths.training.unlink(missing_ok=True)
     with explained_by_ranks(paths.failures(JobKind.TRAIN)):
-        run_ranks(ranks_on(config, whole_cluster(config)), (str(job_script("train_rank")), str(paths.root)), os.environ)
+        run_ranks(ranks, (str(job_script("train_rank")), str(paths.root)), os.environ)
+        _check_end(paths, ranks.num_ranks)
     store_result(config, paths)
+
+
+def _check_end(paths: RunPaths, num_ranks: int) -> None:
+    """Rank 0 says that training has come to its end: mpirun may end with 0 where somebody has stopped its helpers on the nodes."""
+    if not is_there(paths.training):
+        raise LaunchError(
+            f"mpirun with {num_ranks} ranks ended with exit code 0, but training did not come to its end: {paths.training} is not there. "
+            "Its ranks were stopped from outside, or their file system is not this one"
+        )
 
 
 def train_rank(paths: RunPaths) -> None:

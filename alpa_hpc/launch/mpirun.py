@@ -152,6 +152,7 @@ def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_s
     """Run mpirun in a process group of its own until it ends and return its exit code (128 + n for signal n).
 
     SIGTERM and SIGINT to this process go to that group; what is left after `grace_seconds` is killed. Call it from the main thread.
+    An mpirun that was stopped so has not done its work, though it may end with 0, as it does where Slurm has stopped its helpers, too.
     """
     # A job script starts no threads of its own, so the warning about what a thread may hold at a fork does not bite. And no pipe: should
     # this process be killed, mpirun would trip over it and leave its ranks alone (tried).
@@ -172,6 +173,8 @@ def run_mpirun(command: tuple[str, ...], environment: Mapping[str, str], grace_s
         code = process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if code == 0 and received:
+        return 128 + received[0]
     return code if code >= 0 else 128 - code
 
 
@@ -198,7 +201,8 @@ CPU_RANK = {
 
 
 def _meaning(code: int) -> str:
-    return " (killed: probably out of host memory)" if code == 128 + signal.SIGKILL else ""
+    words = {128 + signal.SIGKILL: " (killed: probably out of host memory)", 128 + signal.SIGTERM: " (asked to stop: SIGTERM)"}
+    return words.get(code, "")
 
 
 def _end_with_parent() -> None:

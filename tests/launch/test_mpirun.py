@@ -212,6 +212,18 @@ def test_a_group_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) 
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
+def test_a_group_that_ends_well_when_asked_to_stop_was_stopped_all_the_same(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom alpa_hpc.launch.mpirun import run_mpirun\n"
+        "sys.exit(run_mpirun(('sh', '-c', 'trap \"exit 0\" TERM; touch ' + sys.argv[1] + '; while :; do sleep 0.1; done'), os.environ))"
+    )
+    began = tmp_path / "began"
+    with subprocess.Popen([sys.executable, "-c", code, str(began)]) as batch:
+        wait_for(began.exists)
+        batch.terminate()
+        assert batch.wait(timeout=20) == 128 + signal.SIGTERM
+
+
 def test_exit_codes_come_through() -> None:
     assert run_mpirun(("sh", "-c", "exit 7"), os.environ) == 7
     assert run_mpirun(("sh", "-c", "kill -9 $$"), os.environ) == 137
