@@ -41,6 +41,7 @@ from alpa_hpc.runtime.session import InProcessSession, check_devices, in_process
 from alpa_hpc.sharding.solved import Solved
 from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice, SearchOptions, with_layers_for
+from alpa_hpc.units import bytes_words
 from alpa_hpc.verify.plan import check_plan_code
 from alpa_hpc.verify.target import check_compiler
 
@@ -243,7 +244,7 @@ def explain_plan(plan: ParallelPlan, cluster: ClusterSpec) -> str:
     for index, (stage, num_bytes) in enumerate(zip(plan.stages, plan.prediction.stage_bytes, strict=True)):
         layers = f"layers {stage.start} to {stage.stop - 1} of {plan.num_layers}"
         mesh = f"{stage.shape.rows} x {stage.shape.cols} mesh of devices {', '.join(map(str, stage.devices))}"
-        memory = f"{num_bytes / 1e6:.3f} MB a device{', recomputed in the backward pass' if stage.remat else ''}"
+        memory = f"{bytes_words(num_bytes)} a device{', recomputed in the backward pass' if stage.remat else ''}"
         lines.append(f"stage {index}: {layers}; {mesh}; {memory}")
     lines.append(f"predicted: {plan.prediction.iteration_seconds:.3g} seconds an iteration")
     return "\n".join(lines)

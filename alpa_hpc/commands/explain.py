@@ -17,7 +17,7 @@ from alpa_hpc.launch.files import fields_of, read_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.launch.views import view_run
 from alpa_hpc.report.explain import STAGE_HEADERS, overview_lines, runner_up_lines, stage_table
-from alpa_hpc.report.words import bytes_words
+from alpa_hpc.units import bytes_words
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,12 +11,13 @@ from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.parts import config_of_run, prepared
 from alpa_hpc.plan.plan import ParallelPlan
 from alpa_hpc.planner.lookup import stage_of_plan
-from alpa_hpc.report.words import bytes_words, chosen_plan, seconds_words, stage_words
+from alpa_hpc.report.words import chosen_plan, seconds_words, stage_words
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.explain import Alternative, ExplainOptions, Impossible, Possible, explain_stage
 from alpa_hpc.sharding.solve import SolverOptions
 from alpa_hpc.stages.pricing import StagePricer
 from alpa_hpc.train_job import read_plan
+from alpa_hpc.units import bytes_words
 
 NODE_HEADERS = ("node", "what it is", "strategy", "of")
 ALTERNATIVE_HEADERS = ("", "strategy", "seconds an iteration", "bytes all iteration", "bytes a microbatch in flight")

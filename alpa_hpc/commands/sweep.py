@@ -14,7 +14,8 @@ from alpa_hpc.launch.paths import Origin, open_run, run_origin
 from alpa_hpc.launch.queue import QueueState
 from alpa_hpc.launch.sweeps import Refused, Sweep
 from alpa_hpc.launch.views import RunPhase, RunView, view_run
-from alpa_hpc.report.words import bytes_words, chosen_plan, seconds_words
+from alpa_hpc.report.words import chosen_plan, seconds_words
+from alpa_hpc.units import bytes_words
 
 HEADERS = ("experiment", "search", "state", "step", "PFLOPS", "memory", "stages", "microbatches", "trained", "id", "overrides", "reason")
 NO_MEMORY, NO_PLAN, REFUSED, RUNNING = "out of memory", "infeasible", "refused", "running"

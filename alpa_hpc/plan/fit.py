@@ -12,6 +12,7 @@ from alpa_hpc.ir.flops import aval_bytes
 from alpa_hpc.ir.key import aval_text, content_key
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.plan.plan import MadeFor, ParallelPlan, StagePlan
+from alpa_hpc.units import bytes_words
 
 _MEANINGS = {
     "state": "the model's parameters and optimiser state",
@@ -90,7 +91,7 @@ def _check_memory(plan: ParallelPlan, cluster: ClusterSpec) -> None:
     needed = max(plan.prediction.stage_bytes)
     if needed > cluster.device.memory:
         raise PlanError(
-            f"the plan needs {needed / 1e9:.4g} GB a device, a device of cluster {cluster.name} has {cluster.device.memory / 1e9:.4g} GB: "
+            f"the plan needs {bytes_words(needed)} a device, a device of cluster {cluster.name} has {bytes_words(cluster.device.memory)}: "
             "it was made for a cluster with more memory. Plan again for this one."
         )
 

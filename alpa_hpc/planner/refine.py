@@ -127,7 +127,7 @@ def propose(
 def _check_worth(lower_bound: float, interest: Interest) -> None:
     """Raise InfeasibleError where no plan that is left is of interest: bounds only rise when they are opened."""
     if lower_bound > interest.most_seconds:
-        raise InfeasibleError(f"no plan takes less than {lower_bound:.4g} s by Eq. 2")
+        raise InfeasibleError(f"Eq. 2 is at least {lower_bound:.4g} s for every plan")
 
 
 def _why_none(pricer: StagePricer, search: SearchOptions, evidence: Evidence, error: InfeasibleError) -> str:

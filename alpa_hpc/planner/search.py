@@ -28,6 +28,7 @@ from alpa_hpc.stages.options import Partitions, SearchOptions
 from alpa_hpc.stages.partition import partition_stages
 from alpa_hpc.stages.placement import place
 from alpa_hpc.stages.pricing import StagePricer, by_mesh, possible, state_bytes
+from alpa_hpc.units import bytes_words
 
 SCHEDULES: Mapping[ScheduleKind, AbstractSchedule] = {ScheduleKind.ONE_F_ONE_B: OneFOneB(), ScheduleKind.GPIPE: GPipe()}
 
@@ -87,10 +88,10 @@ def _too_large(step: LayeredStep, cluster: ClusterSpec, most_devices: int) -> In
     largest = max(held.values())
     missing = max((needed - have) / cluster.num_devices, largest / most_devices - memory, 0.0)
     return InfeasibleError(
-        f"the model's parameters, optimiser state and gradients take {needed / 1e9:.3g} GB, "
-        f"the {cluster.num_devices} devices of {cluster.name} have {have / 1e9:.3g} GB: "
-        f"{max(needed - have, 0.0) / 1e9:.3g} GB are missing at the least, or no division into stages fits. The largest layer's take "
-        f"{largest / 1e9:.3g} GB, the devices of one stage have up to {memory * most_devices / 1e9:.3g} GB. "
+        f"the model's parameters, optimiser state and gradients take {bytes_words(needed)}, "
+        f"the {cluster.num_devices} devices of {cluster.name} have {bytes_words(have)}: "
+        f"{bytes_words(max(needed - have, 0.0))} are missing at the least, or no division into stages fits. The largest layer's take "
+        f"{bytes_words(largest)}, the devices of one stage have up to {bytes_words(memory * most_devices)}. "
         "Use more devices (cluster.num_nodes) or a smaller model.",
         missing,
     )
@@ -219,7 +220,7 @@ def pick(plans: Sequence[SimulatedPlan], cluster: ClusterSpec) -> SimulatedPlan:
         least = min(max(plan.stage_bytes) for plan in plans)
         raise InfeasibleError(
             f"none of the {len(plans)} best partitions fits once its temporary arrays are counted: "
-            f"the smallest needs {least / 1e9:.3g} GB a device, {cluster.name} has {cluster.device.memory / 1e9:.3g} GB. "
+            f"the smallest needs {bytes_words(least)} a device, {cluster.name} has {bytes_words(cluster.device.memory)}. "
             "Use more microbatches, search.remat=always, or search.num_best higher.",
             least - cluster.device.memory,
         )

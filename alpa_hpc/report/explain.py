@@ -5,7 +5,6 @@ from typing import Any
 
 from alpa_hpc.report.words import (
     bound_words,
-    bytes_words,
     chosen_plan,
     cluster_words,
     microbatches_words,
@@ -14,6 +13,7 @@ from alpa_hpc.report.words import (
     share_words,
     standing_words,
 )
+from alpa_hpc.units import bytes_words
 
 Row = Mapping[str, Any]
 

@@ -13,6 +13,7 @@ from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.paths import RunPaths
 from alpa_hpc.report.planning import Basis
 from alpa_hpc.report.words import bound_words, cluster_words, measured_words, microbatches_words, plan_words, seconds_words, standing_words
+from alpa_hpc.units import bytes_words
 from alpa_hpc.verify.plan import mismatch_words, not_compiled_words
 
 
@@ -83,7 +84,7 @@ def print_result(result: dict[str, Any]) -> None:
     lines.append(
         f"predicted step {seconds_words(planning['predicted_step_seconds'])} on the described cluster ({cluster_words(planning)}), "
         f"{planning['predicted_pflops']:.4g} PFLOPS, "
-        f"peak {max(planning['stage_bytes']) / 1e9:.3f} of {planning['memory_bytes'] / 1e9:.3f} GB"
+        f"peak {bytes_words(max(planning['stage_bytes']))} of {bytes_words(planning['memory_bytes'])}"
     )
     lines.append(bound_words(planning))
     if planning["check"]["tasks"] or planning["check"]["not_compiled"]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from alpa_hpc.units import bytes_words
+
 Row = Mapping[str, Any]
 
 
@@ -23,11 +25,6 @@ def stage_words(stage: Row) -> str:
 def seconds_words(seconds: float) -> str:
     """`51.42 ms`, `103.4 s`."""
     return f"{seconds * 1e3:.2f} ms" if seconds < 10 else f"{seconds:.1f} s"
-
-
-def bytes_words(num_bytes: float) -> str:
-    """`3.1 GB`, `12.4 MB`."""
-    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3g} MB"
 
 
 def share_words(share: float) -> str:
@@ -51,9 +48,12 @@ def standing_words(plan: Row, planning: Row) -> str:
 
 
 def bound_words(planning: Row) -> str:
-    """What the stage DP's objective says of the chosen plan, and what no plan of the search goes below."""
+    """What the stage DP minimises, of the chosen plan and at least of all others: not the simulated step, which may be less."""
     objective, bound = seconds_words(planning["objective_seconds"]), seconds_words(planning["lower_bound_seconds"])
-    return f"{objective} by Eq. 2, and by that no plan of this search has less than {bound} (gap {share_words(planning['gap'])})"
+    return (
+        f"{objective} by Eq. 2, the objective that stages are searched by; it is at least {bound} for every plan of this search "
+        f"(gap {share_words(planning['gap'])}), and the simulated step may be less, since there transfers overlap with work"
+    )
 
 
 def microbatches_words(planning: Row) -> str:

@@ -21,11 +21,11 @@ from alpa_hpc.errors import InfeasibleError
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.objective import InFlight, StageChoice, StagePartition, one_forward_one_backward
 from alpa_hpc.stages.suffix_dp import FloatArray, Path, StageGrid, completions, needed_bytes, stage_costs, stage_grid, suffix_values, trace
+from alpa_hpc.units import bytes_words
 
 TOLERANCE = 1e-6
 MOST_HALVINGS = 200
 LOOSER = (1.0, 1.05, 1.25, float("inf"))  # bounds on the slowest stage, as multiples of the best partition's, for alternatives to it
-GB = 1e9
 
 
 def partition_stages(
@@ -211,9 +211,9 @@ def _what_is_missing(table: CostTable, grid: StageGrid, needed: FloatArray, memo
     missing = peaks[worst] - memory_limit
     stages = "1 stage" if len(path) == 1 else f"{len(path)} stages"
     return InfeasibleError(
-        f"no partition fits: {missing:.0f} bytes ({missing / GB:.3g} GB) a device are missing at least. "
+        f"no partition fits: {bytes_words(missing)} a device are missing at least. "
         f"The leanest has {stages}; its layers {start} to {stop - 1} on {submesh.num_nodes} x {submesh.devices_per_node} devices "
-        f"need {peaks[worst] / GB:.3g} GB a device, the limit is {memory_limit / GB:.3g} GB. "
+        f"need {bytes_words(peaks[worst])} a device, the limit is {bytes_words(memory_limit)}. "
         "Use more devices, smaller microbatches, remat, or smaller layers.",
         missing,
     )

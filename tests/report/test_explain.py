@@ -69,11 +69,12 @@ def test_the_whole_plan_is_told_with_its_bound() -> None:
     assert "megatron: 12 candidates, 5 priced, 3 plans simulated" in text
     assert "number of stages: 2, of layers: 4, of devices: 3, of microbatches: 8" in text
     assert "500.00 ms simulated, 0.25 PFLOPS, 83.33 TFLOPS a device" in text
-    assert "510.00 ms by Eq. 2, and by that no plan of this search has less than 500.00 ms (gap 2 %)" in text
+    assert "510.00 ms by Eq. 2, the objective that stages are searched by; it is at least 500.00 ms for every plan of this search" in text
+    assert "(gap 2 %), and the simulated step may be less, since there transfers overlap with work" in text
 
 
 def test_a_number_of_microbatches_that_was_chosen_is_told_with_what_the_others_give() -> None:
-    tried = [(4, 0.75, ""), (8, 0.5, ""), (16, None, "no plan takes less than 0.9 s by Eq. 2"), (32, None, "out of memory")]
+    tried = [(4, 0.75, ""), (8, 0.5, ""), (16, None, "Eq. 2 is at least 0.9 s for every plan"), (32, None, "out of memory")]
     rows = [{"num_microbatches": number, "simulated_seconds": seconds, "reason": reason} for number, seconds, reason in tried]
     text = "\n".join(overview_lines(PLANNING | {"microbatches": {"chosen": 8, "tried": rows}}))
     assert "of microbatches: 8, chosen from 4 numbers: 4 gives 750.00 ms, 2 have no plan, or none so fast\n" in text
