@@ -10,7 +10,6 @@ a program, whose start has a constant of its own that no task's seconds have.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import inf
 from statistics import median
 from typing import assert_never
 
@@ -27,9 +26,10 @@ from alpa_hpc.errors import StoreError
 from alpa_hpc.sharding.resharding import AllGather, AllReduce, AllToAll, CollectiveKind, ReduceScatter, Step, step_seconds
 from alpa_hpc.simulate.costs import transfer_seconds
 
-_FREE = Link(inf, 0.0)  # a path that takes no time
+_NO_BOUND = 1e300  # bytes a second, at which no number of bytes takes a time that counts
+_FREE = Link(_NO_BOUND, 0.0)
 _PER_BYTE = Link(1.0, 0.0)
-_PER_ROUND = Link(inf, 1.0)
+_PER_ROUND = Link(_NO_BOUND, 1.0)
 REWEIGHINGS = 100  # what the last ones still change is below the noise by far
 FloatArray = npt.NDArray[np.float64]
 Point = tuple[float, float, float]  # (a, b, t) of a x + b y = t
