@@ -1,20 +1,20 @@
 """Hydra's YAML -> ExperimentConfig, one checked and frozen object, and back to a file: the only module that knows OmegaConf.
 
-Hydra composes and type-checks against plain twins of the frozen option classes (`_twin`), because OmegaConf makes configs of frozen
-classes read-only and would spell Enum members in upper case. `to_config` then builds the frozen classes, whose `__post_init__` checks
-each value, and `check_experiment` checks values against each other.
+Hydra composes and type-checks against plain twins of the frozen option classes (`schema.twin`). `to_config` then builds the frozen
+classes, whose `__post_init__` checks each value, and `check_experiment` checks values against each other.
 """
 
 import dataclasses
 import enum
 import importlib.util
+import inspect
 import math
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast
 
 import hydra
 import yaml
@@ -23,8 +23,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.utils import instantiate
-from omegaconf import MISSING, DictConfig, OmegaConf
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from alpa_hpc.calibration.clusters import read_cluster
@@ -40,6 +40,7 @@ from alpa_hpc.launch.sweeps import SweepPlace
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.profiling.options import ProfilingOptions
 from alpa_hpc.runtime.options import SEARCHED, ScheduleOptions
+from alpa_hpc.schema import build, check_keys, option_fields, refuse_unknown_key, twin
 from alpa_hpc.stages.options import SearchOptions
 from alpa_hpc.training.model import Model
 from alpa_hpc.training.options import DataKind, DataOptions, TrainingOptions
@@ -97,10 +98,11 @@ class ExperimentConfig:
 def compose_command_line(task: Callable[[Composed], None]) -> None:
     """Call `task` with the config that the command line asks for: once a run of a sweep, never for --help and --cfg.
 
-    ConfigError for a bare `experiment=NAME`; what else Hydra cannot compose (an unknown experiment, key or type) ends the process with
-    Hydra's own message, which lists what there is, and status 1.
+    ConfigError for a bare `experiment=NAME` and for an unknown key; what else Hydra cannot compose (an unknown experiment, a wrong type)
+    ends the process with Hydra's own message, which lists what there is, and status 1.
     """
     check_arguments(sys.argv[1:])
+    check_keys(sys.argv[1:], ExperimentConfig)
     register(sys.argv[1:])
     hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
 
@@ -129,6 +131,32 @@ def current_place() -> SweepPlace | None:
     return SweepPlace(folder, int(now.job.num), math.prod(len(list(one.sweep_string_iterator())) for one in sweeps.values()))
 
 
+def outranked(composed: Composed) -> tuple[str, ...]:
+    """What an experiment says of a cluster in place of the one that the command line names; within `compose_command_line`'s task alone."""
+    words = current_overrides()
+    named = [word for word in words if word.startswith("cluster=")]
+    if not named:
+        return ()
+    own = _leaves(OmegaConf.to_container(hydra.compose("config", named[-1:]).cluster))
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    says = {
+        f"cluster.{key}": value for key, value in _leaves(OmegaConf.to_container(composed.cluster)).items() if value != own.get(key, value)
+    }
+    return tuple(
+        f"the experiment's {key}={value} outranks the {own[key.removeprefix('cluster.')]} of {named[-1]}: give {key}=VALUE for another"
+        for key, value in says.items()
+        if key not in given
+    )
+
+
+def _leaves(tree: Any, above: str = "") -> dict[str, Any]:
+    """Dotted keys below mappings, and their values."""
+    if not isinstance(tree, dict):
+        return {above: tree}
+    found = cast(dict[str, Any], tree)
+    return {key: leaf for name, below in found.items() for key, leaf in _leaves(below, f"{above}.{name}" if above else name).items()}
+
+
 def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """The config of `python -m alpa_hpc +experiment=NAME OVERRIDES`, for callers within Python.
 
@@ -140,7 +168,7 @@ def compose_experiment(name: str, overrides: Sequence[str] = ()) -> ExperimentCo
 def compose_site(overrides: Sequence[str]) -> SiteOptions:
     """The site that OVERRIDES choose, without making a model, which would import jax. Raises ConfigError as `compose_experiment`."""
     composed = _compose("quickstart", overrides)
-    return _build(SiteOptions, OmegaConf.to_container(composed.site), "site")
+    return build(SiteOptions, OmegaConf.to_container(composed.site), "site")
 
 
 def compose_calibration(overrides: Sequence[str]) -> ExperimentConfig:
@@ -173,6 +201,7 @@ def _compose(name: str, overrides: Sequence[str]) -> Composed:
 
 def _composed(overrides: Sequence[str]) -> Composed:
     register(overrides)
+    check_keys(overrides, ExperimentConfig)
     with hydra.initialize_config_dir(str(config_folder()), version_base=HYDRA_VERSION):
         return hydra.compose("config", list(overrides))
 
@@ -217,7 +246,7 @@ def to_config(composed: Composed) -> ExperimentConfig:
         raise ConfigError(f"these keys have no value: {', '.join(missing)}. Give each one on the command line as KEY=VALUE")
     values = _with_absolute_paths(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)))
     late = ("model", "model_path", "resolved")  # the model imports jax, and a wrong number should not wait for that
-    built = {field: _build(kind, values[field], field) for field, kind in _fields(ExperimentConfig) if field not in late}
+    built = {field: build(kind, values[field], field) for field, kind in option_fields(ExperimentConfig) if field not in late}
     if values["model_path"] and not Path(values["model_path"]).is_dir():
         raise ConfigError(f"model_path={values['model_path']} is not a folder, expected the one that the model's module lies in")
     if values["model_path"] and values["model_path"] not in sys.path:
@@ -236,16 +265,17 @@ def check_experiment(config: ExperimentConfig) -> ExperimentConfig:
             f"training.batch_size={batch} cannot be cut into schedule.num_microbatches={pieces} equal microbatches: "
             f"make it a multiple of {pieces}, or choose a number that divides {batch}"
         )
-    devices, ranks = config.cluster.num_devices, config.launcher.max_ranks
-    if config.mode in (Mode.FULL, Mode.CALIBRATE) and devices > ranks:
-        raise ConfigError(
-            f"cluster {config.cluster.name!r} has {devices} devices, but launcher {config.launcher.kind.value} can start {ranks} ranks "
-            "(launcher.max_ranks), and each device needs one. Choose a smaller cluster, or launcher=slurm, or plan only, by mode=plan"
-        )
     if config.mode is Mode.DRY_RUN and config.launcher.kind is not LauncherKind.SLURM:
         raise ConfigError(
             "mode=dry_run prints the batch scripts that would be submitted, and "
             f"launcher={config.launcher.kind.value} submits none: use launcher=slurm"
+        )
+    devices, ranks = config.cluster.num_devices, config.launcher.max_ranks
+    if config.mode is not Mode.PLAN and devices > ranks:
+        way = "raise launcher.max_ranks" if config.launcher.kind is LauncherKind.SLURM else "launcher=slurm"
+        raise ConfigError(
+            f"cluster {config.cluster.name!r} has {devices} devices, but launcher {config.launcher.kind.value} can start {ranks} ranks "
+            f"(launcher.max_ranks), and each device needs one. Choose a smaller cluster, or {way}, or plan only, by mode=plan"
         )
     if config.profiling.store and Path(config.profiling.store).exists() and not Path(config.profiling.store).is_dir():
         raise ConfigError(f"profiling.store={config.profiling.store} is not a folder: name one, or a path where one can be made")
@@ -284,6 +314,7 @@ def _refuse_unknown_keys(composed: Composed) -> None:
         OmegaConf.merge(_schema(), OmegaConf.create(cast(dict[str, Any], OmegaConf.to_container(composed))))
     except OmegaConfBaseException as error:
         key = error.full_key or "the configuration"
+        refuse_unknown_key(key, ExperimentConfig)
         raise ConfigError(f"{key} cannot be set: {_first_line(error)}. Is it spelt right? --help lists all keys") from error
 
 
@@ -294,28 +325,7 @@ def _known_clusters() -> str:
 
 
 def _schema() -> DictConfig:
-    return OmegaConf.structured(_twin(ExperimentConfig))
-
-
-def _fields(kind: type) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    return [(field.name, hints[field.name]) for field in dataclasses.fields(kind) if field.init]
-
-
-def _twin(kind: type) -> type:
-    """A plain dataclass with the fields of `kind`, each of a type that OmegaConf has, and none with a value."""
-    fields = [(name, _plain_type(hint), dataclasses.field(default=MISSING)) for name, hint in _fields(kind) if name != "resolved"]
-    return dataclasses.make_dataclass(kind.__name__, fields)
-
-
-def _plain_type(hint: Any) -> Any:
-    if hint is Model or get_origin(hint) is dict:
-        return dict[str, Any]
-    if get_origin(hint) is tuple:
-        return list[get_args(hint)[0]]
-    if dataclasses.is_dataclass(hint):
-        return _twin(cast(type, hint))
-    return str if issubclass(hint, enum.Enum | Path) else hint
+    return OmegaConf.structured(twin(ExperimentConfig))
 
 
 def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
@@ -324,41 +334,6 @@ def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     for options, key in ((changed, "runs"), (changed, "model_path"), (changed["data"], "path"), (changed["profiling"], "store")):
         options[key] = options[key] and str(Path(options[key]).expanduser().absolute())
     return changed
-
-
-def _build(hint: Any, value: Any, key: str) -> Any:
-    """`value` (plain data of the twin's type) as an object of type `hint`; `key` says in errors where it stood."""
-    if get_origin(hint) is tuple:
-        return _build_texts(value, key)
-    if get_origin(hint) is dict:
-        return dict(value)
-    if dataclasses.is_dataclass(hint):
-        return _build_options(cast(type, hint), value, key)
-    if issubclass(hint, enum.Enum):
-        return _build_member(hint, value, key)
-    return hint(value)
-
-
-def _build_texts(values: Sequence[Any], key: str) -> tuple[str, ...]:
-    odd = [value for value in values if not isinstance(value, str)]
-    if odd:
-        raise ConfigError(f"{key} has {odd[0]!r}, expected a list of texts alone, such as {key}=[a,b]: put one with commas in quotes")
-    return tuple(values)
-
-
-def _build_options(kind: type, values: Mapping[str, Any], key: str) -> Any:
-    built = {field: _build(hint, values[field], f"{key}.{field}") for field, hint in _fields(kind)}
-    try:
-        return kind(**built)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
-
-
-def _build_member(kind: type[enum.Enum], word: str, key: str) -> enum.Enum:
-    for member in kind:
-        if member.value == word:
-            return member
-    raise ConfigError(f"{key}={word} is not a known choice, expected one of: {', '.join(str(member.value) for member in kind)}")
 
 
 def _build_model(values: Mapping[str, Any]) -> Model:
@@ -370,11 +345,28 @@ def _build_model(values: Mapping[str, Any]) -> Model:
         model = instantiate(OmegaConf.create(dict(values)), _convert_="all")
     except (HydraException, OmegaConfBaseException) as error:
         arguments = ", ".join(sorted(set(values) - {"_target_"}))
-        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error, target)}") from error
+        raise ConfigError(f"model: cannot make {target}({arguments}): {_root_cause(error, target)}{_taken_words(error, target)}") from error
     lacking = [method for method in ("init", "loss", "batch") if not callable(getattr(model, method, None))]
     if lacking:
         raise ConfigError(f"model: {target} lacks {', '.join(lacking)}; alpa_hpc/training/model.py documents what a model must offer")
     return model
+
+
+def _taken_words(error: BaseException, target: str) -> str:
+    """What the model's class takes, where its arguments are not those; for the end of a message."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if not isinstance(error, TypeError):
+        return ""
+    try:
+        taken = inspect.signature(get_object(target)).parameters.values()
+    except (TypeError, ValueError, ImportError):  # no function, or one that does not tell
+        return ""
+    needed = [one.name for one in taken if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    optional = [one.name for one in taken if one.default is not one.empty]
+    words = [f"needs {', '.join(needed)}"] if needed else []
+    words += [f"may have {', '.join(optional)}"] if optional else []
+    return f". It {' and '.join(words)}" if words else ""
 
 
 def _folder_of_module(target: str) -> str:

@@ -29,6 +29,7 @@ from alpa_hpc.parts import (
     config_of_run,
     cost_store,
     counted_flop,
+    data_fault,
     key_of_search,
     open_training_data,
     predicted_here,
@@ -122,6 +123,8 @@ def check_run(config: ExperimentConfig, launcher: Launcher) -> None:
     if config.mode is Mode.FULL:
         launcher.check()
         open_training_data(config)
+    elif fault := data_fault(config):
+        sys.stderr.write(f"warning: a plan needs no data, but training would be refused: {fault}\n")
     if config.mode is not Mode.PLAN or config.profiling.source is CostSource.MEASURED:  # else this process plans, and finds it out itself
         check_numbers(config)
 

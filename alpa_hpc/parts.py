@@ -57,6 +57,15 @@ def open_training_data(config: ExperimentConfig) -> DataSource:
     return open_data(config.data, config.model, num_values_of(config.model))
 
 
+def data_fault(config: ExperimentConfig) -> str:
+    """Why a training of this config would be refused for its data: shapes, vocabulary, or no such file here; empty where it would not."""
+    try:
+        open_training_data(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def num_values_of(model: object) -> int:
     """How many tokens or classes a model knows: its field `vocab` or `num_classes`, which data of integers need."""
     found = getattr(model, "vocab", getattr(model, "num_classes", 0))

@@ -24,6 +24,7 @@ from alpa_hpc.models.moe import MoE
 from alpa_hpc.models.wide_resnet import WideResNet
 from alpa_hpc.profiling.options import CostSource
 from alpa_hpc.runtime.options import ScheduleKind
+from alpa_hpc.schema import check_keys
 from alpa_hpc.stages.candidate import StageCandidate, SubmeshShapes
 from alpa_hpc.stages.options import RematChoice
 from alpa_hpc.training.options import DataKind, OptimiserKind
@@ -338,7 +339,7 @@ def test_dry_run_needs_a_launcher_that_submits() -> None:
 
 @pytest.mark.parametrize(("override", "named"), [("+training.num_stepz=3", r"training\.num_stepz"), ("+foo=1", "foo")])
 def test_a_key_that_is_added_by_a_plus_is_refused(override: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{named} cannot be set"):
+    with pytest.raises(ConfigError, match=f"^{named} is no key"):
         config_of("+experiment=quickstart", override)
 
 
@@ -348,7 +349,53 @@ def test_a_cost_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
         config_of("+experiment=quickstart", f"profiling.store={tmp_path / 'store'}")
 
 
+OWN_CLUSTER = """
+name: mine
+num_nodes: 1
+devices_per_node: 4
+device: {kind: cpu, memory: 2e9, flops_32bit: 5e10, flops_16bit: 5e10, memory_bandwidth: 1e10, efficiency: 0.5}
+intra_node: {bandwidth: 2e9, latency: 2e-5}
+inter_node: {bandwidth: 2e9, latency: 2e-5}
+"""
+
+
+def test_a_cluster_of_ones_own_says_what_it_must_and_numbers_as_people_write_them(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text(OWN_CLUSTER)
+    cluster = config_of("cluster=mine", "name=own", f"hydra.searchpath=[file://{tmp_path}]").cluster
+    assert (cluster.device.memory, cluster.device.hides_collectives) == (2_000_000_000, False)
+    assert type(cluster.device.memory) is int
+
+
+def test_what_an_experiment_says_of_a_cluster_that_was_named_beside_it_is_told(tmp_path: Path) -> None:
+    asked = ("+experiment=gpt39b", "cluster=laptop", "cluster.num_nodes=3", "launcher=local")
+    said = command(*asked, folder=tmp_path).stderr.splitlines()
+    warning = "warning: the experiment's cluster.devices_per_node=8 outranks the 2 of cluster=laptop: give cluster.devices_per_node=VALUE"
+    assert [line.startswith(warning) for line in said] == [True, False], said
+    assert said[1].startswith("error: cluster 'laptop' has 24 devices, but launcher local can start 8 ranks"), said
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("training.num_step=5", r"^training\.num_step is no key: did you mean training\.num_steps\? There are training\.batch_size, "),
+        ("+launcher.slurm.timeminutes=5", r"did you mean launcher\.slurm\.time_minutes\?"),
+        ("lanucher=slurm", r"^lanucher is no key: did you mean launcher\? There are cluster, "),
+    ],
+)
+def test_a_key_that_there_is_not_is_told_with_those_that_there_are(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_keys([word], ExperimentConfig)
+
+
+@pytest.mark.parametrize("word", ["+experiment=gpt39b", "+launcher.slurm.train.nice=5", "model.x=1", "hydra.run.dir=.", "-m", "+mine=x"])
+def test_other_words_are_for_hydra(word: str) -> None:
+    check_keys([word], ExperimentConfig)
+
+
 def test_planning_needs_no_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"launcher slurm can start 4 ranks .* or raise launcher\.max_ranks, or plan only"):
+        config_of("+experiment=quickstart", "launcher=slurm", "launcher.max_ranks=4", "mode=dry_run")
     assert config_of("+experiment=quickstart", "cluster.num_nodes=3", "mode=plan").cluster.num_devices == 12
 
 
@@ -359,7 +406,8 @@ def test_planning_needs_no_ranks() -> None:
         (["model_path=/nowhere"], "_path=/nowhere is not a folder"),
         (["model.dropout=1.5"], r"dropout is 1\.5, expected a number with 0 <= dropout < 1 \(0 turns it off\)$"),
         (["model._target_=stub_model.Nothing"], "the module stub_model has no Nothing$"),
-        (["model._target_=stub_model.Stub"], "unexpected keyword argument"),
+        (["model._target_=stub_model.Stub"], r"unexpected keyword argument .*\. It needs vocab, sequence$"),
+        (["+model.wdith=17"], r"unexpected keyword argument 'wdith'\. It needs .*hidden, .* and may have .*dropout"),
         (["model._target_=''"], "_target_ is not set"),
         (["model._target_=stub_model.LossOnly", "~model.vocab", "~model.sequence", *STUB[1:]], "lacks init, batch"),
     ],

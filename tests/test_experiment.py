@@ -19,11 +19,12 @@ from alpa_hpc.commands import explain, list_runs
 from alpa_hpc.config import compose_experiment
 from alpa_hpc.errors import ConfigError, InfeasibleError, TraceError
 from alpa_hpc.experiment import run
+from alpa_hpc.launch.arguments import config_names
 from alpa_hpc.launch.files import read_json
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.status import JobState, read_status
 from alpa_hpc.models.gpt import GPT
-from alpa_hpc.parts import key_of_search, num_values_of, prepared
+from alpa_hpc.parts import data_fault, key_of_search, num_values_of, prepared
 from alpa_hpc.runtime.tasks import StageTask, compile_task
 from alpa_hpc.training.metrics import read_metrics
 from alpa_hpc.verify import plan as verify_plan
@@ -56,6 +57,27 @@ def test_a_planning_that_would_fail_in_a_job_is_refused_before_one_starts(tmp_pa
     with pytest.raises(TraceError, match="cannot be cut into 500 layers"):
         run(compose_experiment("quickstart", asked))
     assert not (tmp_path / "quickstart").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("model.vocab=100", "the model knows 100 tokens, bytes need 256"),
+        ("data=synthetic_images", "synthetic images need a model whose batch is"),
+        ("data=token_file data.path=/nowhere/tokens.npy", "token file /nowhere/tokens.npy is not there"),
+    ],
+)
+def test_a_plan_for_data_that_cannot_be_trained_on_is_made_with_a_warning(
+    wrong: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(compose_experiment("quickstart", [*TINY, "mode=plan", f"runs={tmp_path}", *wrong.split()]))
+    assert f"warning: a plan needs no data, but training would be refused: {words}" in capsys.readouterr().err
+    assert only_run(tmp_path).plan.exists()
+
+
+@pytest.mark.parametrize("name", config_names("experiment"))
+def test_the_data_of_each_experiment_are_for_its_model(name: str) -> None:
+    assert data_fault(compose_experiment(name)) == ""
 
 
 @pytest.mark.parametrize("vocab", [None, "many", 2.5])

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from alpa_hpc.commands.verb import STOPPED
-from alpa_hpc.config import Composed, compose_command_line, current_origin, current_overrides, current_place, to_config
+from alpa_hpc.config import Composed, compose_command_line, current_origin, current_overrides, current_place, outranked, to_config
 from alpa_hpc.errors import AlpaError
 from alpa_hpc.launch.sweeps import SweepPlace, as_part_of
 
@@ -31,6 +31,7 @@ def run_command_line() -> int:
         place = current_place()
         places.extend([place] if place else [])
         with _reported(failed), as_part_of(place, current_overrides()) if place else nullcontext():
+            sys.stderr.writelines(f"warning: {words}\n" for words in outranked(composed))
             config = to_config(composed)
             from alpa_hpc.experiment import run  # late: it needs jax, which --help, --cfg and a wrong number do not
 
