@@ -54,8 +54,8 @@ def _check_end(paths: RunPaths, num_ranks: int) -> None:
     """Rank 0 says that training has come to its end: mpirun may end with 0 where somebody has stopped its helpers on the nodes."""
     if not is_there(paths.training):
         raise LaunchError(
-            f"mpirun with {num_ranks} ranks ended with exit code 0, but training did not come to its end: {paths.training} is not there. "
-            "Its ranks were stopped from outside, or their file system is not this one"
+            f"mpirun with {num_ranks} ranks ended with exit code 0, but training did not come to its end: no rank wrote "
+            f"{paths.training.name}. They were stopped from outside, as by a preemption. There are no checkpoints yet: start the run again"
         )
 
 
