@@ -30,7 +30,7 @@ HEADERS = ("primitive", "rows", "predicted / measured: least", "median", "most")
 def main(arguments: Sequence[str]) -> int:
     """Calibrate a cluster, and print what came of it."""
     asked = _parser().parse_intermixed_args(arguments)
-    config = checked(compose_calibration(asked.overrides))
+    config = checked(compose_calibration((*own_configs(asked.config_dir), *asked.overrides)))
     from alpa_hpc.calibrate_job import calibrate
     from alpa_hpc.experiment import launcher_for
 
@@ -39,6 +39,15 @@ def main(arguments: Sequence[str]) -> int:
     fit, path = calibrate(config, request, launcher, again=asked.again)
     write_fit(fit, path)
     return 0
+
+
+def own_configs(folder: Path | None) -> tuple[str, ...]:
+    """What has Hydra look for configs in a folder of one's own, too: what --config-dir does for a run. ConfigError if it is none."""
+    if folder is None:
+        return ()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder} is not a folder, expected one with groups of configs, such as {folder}/cluster/mine.yaml")
+    return (f"hydra.searchpath=['file://{folder.absolute()}']",)
 
 
 def checked(config: ExperimentConfig) -> ExperimentConfig:
@@ -71,6 +80,7 @@ def write_fit(fit: "Fit", path: Path) -> None:
     write_table(HEADERS, rows, sys.stdout)
     links = ((name, link) for name, link in (("inside a node", cluster.intra_node), ("between nodes", cluster.inter_node)))
     lines = [f"{name:14} {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us" for name, link in links]
+    lines[1] += ", as described: there is no second node" if cluster.num_nodes == 1 else ""
     rates = f"{device.flops_32bit / 1e9:.4g} GFLOP/s at best (16 bits: {device.flops_16bit / 1e9:.4g})"
     lines.append(f"{'a device':14} {rates}, {device.efficiency:.0%} of it on the whole, {device.memory_bandwidth / 1e9:.3g} GB/s of memory")
     if fit.unrest > MOST_UNREST:
@@ -83,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m alpa_hpc calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="cluster=NAME, and others such as launcher=slurm or runs=FOLDER")
+    parser.add_argument(
+        "--config-dir", "-cd", type=Path, metavar="FOLDER", help="a folder of your own whose cluster/ has the config NAME, too"
+    )
     parser.add_argument("--again", action="store_true", help="measure, whatever is known")
     parser.add_argument("--quick", action="store_true", help="small sizes alone: to try it out, no basis for a plan")
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"timed runs of each primitive (default: {REPEATS})")

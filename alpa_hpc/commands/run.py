@@ -1,15 +1,18 @@
 """The command line without a verb, `+experiment=NAME [overrides]`, -> a run. Hydra reads it: --help, --cfg job, -m, --config-dir."""
 
+import difflib
 import os
+import re
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from alpa_hpc.commands import VERBS
 from alpa_hpc.commands.verb import STOPPED
 from alpa_hpc.config import Composed, compose_command_line, current_origin, current_overrides, current_place, outranked, to_config
 from alpa_hpc.errors import AlpaError
@@ -23,6 +26,7 @@ def run_command_line() -> int:
 
     Ctrl-C, SIGTERM and SIGHUP stop the processes that were started here, and then this one, with status 130; jobs in a queue go on.
     """
+    _refuse_odd_verb(sys.argv[1:])
     failed: list[AlpaError] = []
     places: list[SweepPlace] = []
     _stop_jobs_on_signals()
@@ -42,6 +46,15 @@ def run_command_line() -> int:
     if places:
         sys.stderr.write(f"all {places[0].total} runs in one table: {table_command(places[0])}\n")
     return 1 if failed else 0
+
+
+def _refuse_odd_verb(words: Sequence[str]) -> None:
+    """End with status 1 where the first word is neither a verb nor KEY=VALUE nor a flag: Hydra would miss an EQUAL at EOF."""
+    if words and re.fullmatch(r"[\w-]*\w", words[0]) and not words[0].startswith("-"):
+        near = difflib.get_close_matches(words[0], VERBS, 1)
+        hint = f"did you mean {near[0]}? Expected" if near else "expected"
+        sys.stderr.write(f"error: found {words[0]!r}, {hint} one of {', '.join(VERBS)}, or +experiment=NAME and other KEY=VALUE (--help)\n")
+        sys.exit(1)
 
 
 def table_command(place: SweepPlace) -> str:

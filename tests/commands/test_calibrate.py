@@ -87,6 +87,16 @@ def test_bad_input_starts_nothing(runs: Path, words: list[str], complaint: str) 
     assert not runs.exists()
 
 
+def test_a_cluster_of_ones_own_is_found_where_a_run_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "cluster").mkdir(parents=True)
+    (tmp_path / "mine" / "cluster" / "own.yaml").write_text("defaults: [laptop]\nname: own\n")
+    with pytest.raises(AlpaError, match="starts no ranks"):  # so the cluster was found
+        main(["--config-dir", "mine", "cluster=own", "launcher=inprocess"])
+    with pytest.raises(AlpaError, match="--config-dir yours is not a folder"):
+        main(["--config-dir", "yours", "cluster=own"])
+
+
 def test_a_torn_cluster_is_named_to_those_who_chose_it(runs: Path) -> None:
     config = calibrated_config(runs, "laptop_calibrated")
     config.parent.mkdir(parents=True)

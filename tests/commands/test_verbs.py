@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from alpa_hpc.__main__ import main as command_line
 from alpa_hpc.commands import VERBS, find, list_runs, status, verb
 from alpa_hpc.commands.progress import TAIL_BYTES, read_progress
 from alpa_hpc.commands.text import duration
@@ -21,6 +22,22 @@ from alpa_hpc.launch.submission import Submission, write_submission
 from tests.commands.run_folders import PLAN, PROFILE, TRAIN, FakeSlurm, made, report, write_log
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+# ---- which verb
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("explian", "did you mean explain? Expected one of status, explain"), ("quickstart", "expected one of")]
+)
+def test_a_word_that_is_no_verb_is_told_with_those_that_are(
+    word: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["alpa_hpc", word])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: found '{word}', {hint}")
 
 
 # ---- which run
