@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from alpa_hpc.calibration.clusters import read_cluster
 from alpa_hpc.cluster.hardware import ClusterSpec
 from alpa_hpc.errors import ConfigError
-from alpa_hpc.launch.arguments import check_arguments, config_names, shipped_experiments
+from alpa_hpc.launch.arguments import check_arguments, check_own_configs, config_folders, config_names, shipped_experiments
 from alpa_hpc.launch.files import write_text
 from alpa_hpc.launch.locations import config_folder
 from alpa_hpc.launch.options import LauncherKind, LauncherOptions
@@ -103,6 +103,7 @@ def compose_command_line(task: Callable[[Composed], None]) -> None:
     """
     check_arguments(sys.argv[1:])
     check_keys(sys.argv[1:], ExperimentConfig)
+    check_own_configs(sys.argv[1:], config_folders(sys.argv[1:]))
     register(sys.argv[1:])
     hydra.main(version_base=HYDRA_VERSION, config_path=str(config_folder()), config_name="config")(task)()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from alpa_hpc.commands.text import write_table
 from alpa_hpc.config import ExperimentConfig, compose_calibration
 from alpa_hpc.errors import ConfigError
+from alpa_hpc.launch.arguments import check_own_configs
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.site import Platform
 
@@ -30,6 +31,7 @@ HEADERS = ("primitive", "rows", "predicted / measured: least", "median", "most")
 def main(arguments: Sequence[str]) -> int:
     """Calibrate a cluster, and print what came of it."""
     asked = _parser().parse_intermixed_args(arguments)
+    check_own_configs(asked.overrides, [asked.config_dir] if asked.config_dir else [])
     config = checked(compose_calibration((*own_configs(asked.config_dir), *asked.overrides)))
     from alpa_hpc.calibrate_job import calibrate
     from alpa_hpc.experiment import launcher_for
