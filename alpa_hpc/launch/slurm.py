@@ -61,6 +61,18 @@ def check_sbatch(environ: Mapping[str, str]) -> None:
         )
 
 
+def refusal_ahead(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mapping[str, str]) -> str:
+    """What sbatch would have against a job that is submitted later, by `--test-only`; empty where nothing, or where it cannot be asked.
+
+    It speaks of Slurm as it is now: a node that is down may be up by then.
+    """
+    try:
+        done = _asked(("sbatch", "--test-only"), environ, batch_script(job, paths, options))
+    except subprocess.TimeoutExpired:
+        return ""
+    return "" if done.returncode == 0 or _AWAY.search(done.stderr) else " ".join(done.stderr.split())
+
+
 def submit(job: BatchJob, paths: RunPaths, options: SlurmOptions, environ: Mapping[str, str]) -> tuple[Submission, ...]:
     """Hand a job to Slurm: one submission, or several where an array is longer than the site allows.
 
@@ -151,9 +163,12 @@ def max_array_size(environ: Mapping[str, str]) -> int:
     return parse_max_array_size(done.stdout)
 
 
-def _asked(command: Sequence[str], environ: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+def _asked(command: Sequence[str], environ: Mapping[str, str], given: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a command of Slurm's, with `given` on its standard input."""
     environment = clean_environment(environ)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SBATCH_SECONDS, check=False)
+    return subprocess.run(
+        command, env=environment, input=given, capture_output=True, text=True, errors="replace", timeout=SBATCH_SECONDS, check=False
+    )
 
 
 def parse_max_array_size(config: str) -> int:

@@ -22,7 +22,7 @@ from alpa_hpc.launch.outcome import JobOutcome, NotStarted
 from alpa_hpc.launch.paths import JobKind, RunPaths
 from alpa_hpc.launch.profiling import ProfileTask
 from alpa_hpc.launch.queue import QueueState, cancel
-from alpa_hpc.launch.slurm import check_sbatch, submit, with_site_defaults
+from alpa_hpc.launch.slurm import check_sbatch, refusal_ahead, submit, with_site_defaults
 from alpa_hpc.launch.submission import Submission
 from alpa_hpc.launch.views import is_cancelled
 from alpa_hpc.launch.watching import QueueTeller, tell_submitted, training_progress
@@ -77,6 +77,7 @@ class SlurmLauncher:
     def plan_and_train(self, paths: RunPaths) -> bool:
         """See Launcher."""
         planning = self._submit(paths, self._planning_job())
+        self._warn_of_training(paths)
         both = (JobKind.PLAN, JobKind.TRAIN)
         match self.options.chain:
             case Chain.INSIDE:
@@ -132,6 +133,12 @@ class SlurmLauncher:
         alone = f"with launcher.chain={self.options.chain.value} only the planning job measures, on one device"
         outcomes: dict[int, JobOutcome] = {task.number: NotStarted(alone) for task in tasks if task.number not in small}
         return outcomes | run_tasks(JobKind.PROFILE, paths, small, max_parallel=self.size.max_parallel, timeout_seconds=seconds)
+
+    def _warn_of_training(self, paths: RunPaths) -> None:
+        """Say now what Slurm would say of the training job after hours of planning; one that is submitted at once hears it anyway."""
+        refusal = "" if self.options.chain is Chain.DEPENDENCY else refusal_ahead(self._training_job(), paths, self._flags(), os.environ)
+        if refusal:
+            sys.stderr.write(f"warning: as things are, Slurm would refuse the training job that follows planning: {refusal}\n")
 
     def _submit(self, paths: RunPaths, job: BatchJob) -> tuple[Submission, ...]:
         refuse_cancelled(paths)

@@ -24,6 +24,7 @@ from alpa_hpc.launch.slurm import (
     clean_environment,
     max_array_size,
     parse_max_array_size,
+    refusal_ahead,
     submit,
     with_site_defaults,
 )
@@ -139,6 +140,20 @@ def test_what_sbatch_refuses_it_says_itself(answer: str, said: str, tmp_path: Pa
         submit(PLAN, run, OPTIONS, recording(tmp_path, answer))
     (record,) = read_submissions(run)
     assert record.job_id == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        ("grep -q '#SBATCH --nodes=9' || exit 7; echo 'allocation failure: too many' >&2; exit 1", "allocation failure: too many"),
+        ("echo 'Job 3 to start at noon' >&2", ""),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", ""),
+    ],
+)
+def test_what_sbatch_has_against_a_later_job_is_asked_with_its_script(body: str, refusal: str, tmp_path: Path, run: RunPaths) -> None:
+    training = BatchJob(JobKind.TRAIN, Allocation(9, 4, 0))
+    asked = fake_command(tmp_path / "bin", "sbatch", f'test "$1" = --test-only || exit 8\n{body}')
+    assert refusal_ahead(training, run, OPTIONS, asked) == refusal
 
 
 def test_an_sbatch_that_does_not_answer_is_not_waited_for(tmp_path: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

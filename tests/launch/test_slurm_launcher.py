@@ -53,6 +53,7 @@ class Site:
     jobs: list[BatchJob] = field(default_factory=list[BatchJob])
     refuses: frozenset[Submesh] = frozenset()
     fails: JobKind | None = None
+    refusal: str = ""
 
     def submit(self, job: BatchJob, _paths: RunPaths, _options: SlurmOptions, _environ: Mapping[str, str]) -> tuple[Submission, ...]:
         if Submesh(job.allocation.num_nodes, job.allocation.tasks_per_node) in self.refuses and job.is_array:
@@ -61,6 +62,10 @@ class Site:
         number = f"{10 + len(self.jobs)}"
         self.said.append(f"submit {job.kind.value}{' ' + job.dependency if job.dependency else ''}")
         return (Submission(job.kind, tuple(job.tasks), job.is_array, number, "name", "", float(number)),)
+
+    def refusal_ahead(self, job: BatchJob, _paths: RunPaths, _options: SlurmOptions, _environ: Mapping[str, str]) -> str:
+        assert job.kind is JobKind.TRAIN
+        return self.refusal
 
     def follow_job(self, _paths: RunPaths, kind: JobKind, _watch: Any) -> None:
         self.said.append(f"follow {kind.value}")
@@ -79,7 +84,7 @@ class Site:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     site = Site()
-    for name in ("submit", "follow_job", "wait_for_tasks", "run_tasks"):
+    for name in ("submit", "refusal_ahead", "follow_job", "wait_for_tasks", "run_tasks"):
         monkeypatch.setattr(slurm_launcher, name, getattr(site, name))
     return site
 
@@ -91,6 +96,17 @@ SUBMITTED_BY_THE_COMMAND = {
     Chain.DEPENDENCY: ["submit plan", "submit train afterok:11"],
     Chain.LOGIN: ["submit plan", "follow plan", "submit train"],
 }
+
+
+@pytest.mark.parametrize(("chain", "is_told"), [(Chain.INSIDE, True), (Chain.LOGIN, True), (Chain.DEPENDENCY, False)])
+def test_a_training_job_that_slurm_would_refuse_is_told_before_planning_is_over(
+    chain: Chain, is_told: bool, run: RunPaths, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.refusal = "allocation failure: too many nodes"
+    launcher_of(chain).plan_and_train(run)
+    said = "warning: as things are, Slurm would refuse the training job that follows planning: allocation failure: too many nodes\n"
+    assert (said in capsys.readouterr().err) == is_told
+    assert site.said[0] == "submit plan", "for nodes may be there by then"
 
 
 @pytest.mark.parametrize("chain", CHAINS)
