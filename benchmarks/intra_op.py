@@ -176,7 +176,7 @@ def best(
     return min(fitting, key=lambda plan: plan.seconds) if fitting else min(found, key=lambda plan: plan.num_bytes)
 
 
-def within_memory(name: str, made: Prepared, prices: MeshPrices, restriction: Restriction, memory: int, *, remat: bool) -> list[Priced]:
+def within_memory(name: str, made: Prepared, prices: MeshPrices, restriction: Restriction, memory: float, *, remat: bool) -> list[Priced]:
     """The fastest plan, and while it is too large the fastest in less: the solver does not count what lives only while a task runs."""
     plans: list[Priced] = []
     limit = float("inf")

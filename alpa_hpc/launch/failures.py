@@ -5,6 +5,7 @@ A rank that was killed says nothing, and the first to speak is a peer of it: the
 """
 
 import os
+import re
 import time
 import traceback
 from collections.abc import Generator
@@ -16,6 +17,9 @@ from alpa_hpc.errors import AlpaError, LaunchError, StoreError
 from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.mpirun import RankKilledError
 from alpa_hpc.launch.status import this_node
+
+
+_LOST = re.compile(r"(reset|closed) by peer|Broken pipe", re.IGNORECASE)  # what a rank sees of the end of another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,12 @@ def explained_by_ranks(folder: Path) -> Generator[None]:
 
 
 def first_failure(folder: Path) -> RankFailure | None:
-    """The earliest failure on record in `folder`, or None."""
-    return min((_read(path) for path in folder.glob("*.json")), key=lambda failure: failure.time, default=None)
+    """The earliest failure on record in `folder`, or None; one that tells of a lost connection only where none tells more."""
+    return min((_read(path) for path in folder.glob("*.json")), key=lambda failure: (_is_of_a_peer(failure), failure.time), default=None)
+
+
+def _is_of_a_peer(failure: RankFailure) -> bool:
+    return not failure.is_explained and _LOST.search(failure.message) is not None
 
 
 def _read(path: Path) -> RankFailure:
@@ -75,12 +83,15 @@ def _read(path: Path) -> RankFailure:
 def _told_with(error: LaunchError, first: RankFailure) -> str:
     """The first failure; behind the word of mpirun where that saw a rank killed, and the failure is none that speaks for itself."""
     if first.is_explained or not isinstance(error, RankKilledError):
-        return _told(first)
+        return _told(first, _SILENT if _is_of_a_peer(first) else "")
     return f"{error}. Of its peers the first to fail: {_told(first)}"
 
 
-def _told(failure: RankFailure) -> str:
-    text = failure.message if failure.is_explained else f"{_summary(failure)}\n{failure.traceback.strip()}"
+_SILENT = "; so another rank ended before it, without a word: killed, perhaps out of host memory"
+
+
+def _told(failure: RankFailure, more: str = "") -> str:
+    text = failure.message if failure.is_explained else f"{_summary(failure)}{more}\n{failure.traceback.strip()}"
     return f"rank {failure.rank} on {failure.node} failed: {text}"
 
 

@@ -58,6 +58,19 @@ def test_a_rank_that_was_killed_is_told_before_the_peer_that_saw_its_connection_
         raise killed
 
 
+def test_a_lost_connection_is_told_only_where_no_rank_tells_more_and_says_that_another_rank_was_lost(folder: Path) -> None:
+    lost = "Gloo AllGather failed: Read error [127.0.0.1]:16564: Connection reset by peer"
+    told = r"^rank 4 on n7 failed: OddError: .* reset by peer; so another rank ended before it, without a word: killed, perhaps"
+    with pytest.raises(LaunchError, match=told), explained_by_ranks(folder):
+        record(folder, "4", 1.0, is_explained=False, message=lost)
+        record(folder, "6", 1.1, is_explained=False, message=lost)
+        raise MPIRUN
+    with pytest.raises(LaunchError, match=r"^rank 0 on n7 failed: OddError: said\n"), explained_by_ranks(folder):
+        record(folder, "4", 1.0, is_explained=False, message=lost)
+        record(folder, "0", 1.2, is_explained=False)  # by another node's clock
+        raise MPIRUN
+
+
 def test_what_an_earlier_attempt_left_is_not_told(folder: Path) -> None:
     folder.mkdir(parents=True)
     record(folder, "0", 1.0, is_explained=True)

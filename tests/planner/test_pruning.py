@@ -60,7 +60,7 @@ def best_seconds(table: CostTable, cluster: ClusterSpec) -> float:
     return best
 
 
-def cluster_of(num_nodes: int, devices_per_node: int, memory: int) -> ClusterSpec:
+def cluster_of(num_nodes: int, devices_per_node: int, memory: float) -> ClusterSpec:
     device = replace(CLUSTER.device, memory=memory)
     return replace(CLUSTER, num_nodes=num_nodes, devices_per_node=devices_per_node, device=device)
 
