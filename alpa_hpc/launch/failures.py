@@ -18,7 +18,6 @@ from alpa_hpc.launch.files import read_json, write_json
 from alpa_hpc.launch.mpirun import RankKilledError
 from alpa_hpc.launch.status import this_node
 
-
 _LOST = re.compile(r"(reset|closed) by peer|Broken pipe", re.IGNORECASE)  # what a rank sees of the end of another one
 
 
