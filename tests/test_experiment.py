@@ -166,7 +166,7 @@ def test_a_sweep_of_searches_ends_in_one_table(tmp_path: Path, capsys: pytest.Ca
     assert (result["search"], result["infeasible"]) == ("alpa", [])
     assert result["gap"] == result["objective_seconds"] / result["lower_bound_seconds"] - 1 >= 0
     assert [explain.main([str(folder)]) for folder in (planned, lacking)] == [0, 1]
-    assert re.search(r"bound +.* \(gap .* %\)\n(.*\n)*plan +none fits: .* are missing at least", capsys.readouterr().out)
+    assert re.search(r"bound +.* \(gap .* %\).*\n(.*\n)*plan +none fits: .* are missing at least", capsys.readouterr().out)
 
 
 def test_the_same_search_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from alpa_hpc.errors import ConfigError
 from alpa_hpc.launch.arguments import check_own_configs
 from alpa_hpc.launch.options import LauncherKind
 from alpa_hpc.launch.site import Platform
+from alpa_hpc.units import bytes_words
 
 if TYPE_CHECKING:
     from alpa_hpc.calibration.fit import Fit  # it needs jax, which --help and a wrong name do not
@@ -81,10 +82,10 @@ def write_fit(fit: "Fit", path: Path) -> None:
     rows = [(one.label, str(one.num_rows), *(f"{ratio:.2f}" for ratio in (one.least, one.middle, one.largest))) for one in fit.agreement]
     write_table(HEADERS, rows, sys.stdout)
     links = ((name, link) for name, link in (("inside a node", cluster.intra_node), ("between nodes", cluster.inter_node)))
-    lines = [f"{name:14} {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us" for name, link in links]
+    lines = [f"{name:14} {bytes_words(link.bandwidth)}/s, {link.latency * 1e6:.5g} us" for name, link in links]
     lines[1] += ", as described: there is no second node" if cluster.num_nodes == 1 else ""
     rates = f"{device.flops_32bit / 1e9:.4g} GFLOP/s at best (16 bits: {device.flops_16bit / 1e9:.4g})"
-    lines.append(f"{'a device':14} {rates}, {device.efficiency:.0%} of it on the whole, {device.memory_bandwidth / 1e9:.3g} GB/s of memory")
+    lines.append(f"{'a device':14} {rates}, {device.efficiency:.0%} of it on the whole, {bytes_words(device.memory_bandwidth)}/s of memory")
     if fit.unrest > MOST_UNREST:
         lines.append(f"repeats of one primitive differ by {fit.unrest:.0%}: other work disturbed them; measure --again when it is over")
     sys.stdout.write("\n".join(("", *lines, f"cluster={cluster.name} is {path}")) + "\n")

@@ -177,7 +177,7 @@ def test_stages_that_are_no_partition_are_refused(stages: tuple[str, ...], messa
 
 def test_what_does_not_fit_is_refused_with_what_it_lacks() -> None:
     small = replace(CLUSTER, device=replace(CLUSTER.device, memory=60_000))
-    with pytest.raises(InfeasibleError, match=r"no partition fits: \d+ bytes .* its layers 0 to 3 on 2 x 2 devices") as refused:
+    with pytest.raises(InfeasibleError, match=r"no partition fits: [\d.]+ kB .* its layers 0 to 3 on 2 x 2 devices") as refused:
         plan(manual("layers 0-3 on 2x2 as 2x2"), small)
     assert refused.value.missing_bytes > 0
 
