@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from alpa_hpc.config import ExperimentConfig
 from alpa_hpc.errors import LaunchError, PlanError
@@ -43,16 +44,21 @@ def train_run(paths: RunPaths) -> None:
     if any(planning.get(name) != value for name, value in fingerprint(config, plan).items()):  # somebody changed one of the two, and may
         check_plan_fits(plan, prepared(config).step, config.cluster, config.schedule.kind)
     ranks = ranks_on(config, whole_cluster(config))
-    paths.training.unlink(missing_ok=True)
+    earlier = _written(paths.training)
     with explained_by_ranks(paths.failures(JobKind.TRAIN)):
         run_ranks(ranks, (str(job_script("train_rank")), str(paths.root)), os.environ)
-        _check_end(paths, ranks.num_ranks)
+        _check_end(paths, earlier, ranks.num_ranks)
     store_result(config, paths)
 
 
-def _check_end(paths: RunPaths, num_ranks: int) -> None:
+def _written(path: Path) -> int | None:
+    """When a file was written, in nanoseconds since 1970; None where there is none."""
+    return path.stat().st_mtime_ns if is_there(path) else None
+
+
+def _check_end(paths: RunPaths, earlier: int | None, num_ranks: int) -> None:
     """Rank 0 says that training has come to its end: mpirun may end with 0 where somebody has stopped its helpers on the nodes."""
-    if not is_there(paths.training):
+    if _written(paths.training) == earlier:
         raise LaunchError(
             f"mpirun with {num_ranks} ranks ended with exit code 0, but training did not come to its end: no rank wrote "
             f"{paths.training.name}. They were stopped from outside, as by a preemption. There are no checkpoints yet: start the run again"
