@@ -54,7 +54,7 @@ class Lifetimes:
         self, reads: frozenset[int], sizes: tuple[float, ...], *, in_place: bool, elements: float = 0.0, seconds: float = 0.0
     ) -> tuple[int, ...]:
         """A kernel that makes values of these sizes; their numbers. `in_place`: element by element, so that they may lie over operands."""
-        made = self._values(sizes)
+        made = self.values(sizes)
         over = frozenset(made) if in_place else frozenset[int]()
         self.kernels.append(Kernel(reads, made, over, elements, seconds))
         return made
@@ -64,7 +64,7 @@ class Lifetimes:
 
         What arrives has memory of its own from the start on, and what leaves keeps its until the end.
         """
-        [arriving], [arrived] = self._values((collective.arriving,)), self._values((0.0,))
+        [arriving], [arrived] = self.values((collective.arriving,)), self.values((0.0,))
         self.kernels.append(Kernel(reads, (arriving,), frozenset(), starts=collective))
         self.kernels.append(Kernel(reads | {arriving}, (arrived,), frozenset(), ends=True))
         return frozenset((arriving, arrived))
@@ -92,7 +92,8 @@ class Lifetimes:
                 order.append(index)
         self.kernels = [self.kernels[index] for index in (*order, *waiting)]
 
-    def _values(self, sizes: tuple[float, ...]) -> tuple[int, ...]:
+    def values(self, sizes: tuple[float, ...]) -> tuple[int, ...]:
+        """Values of these sizes that some kernel is going to make."""
         first = len(self.sizes)
         self.sizes += sizes
         return tuple(range(first, len(self.sizes)))

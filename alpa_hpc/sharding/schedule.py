@@ -1,7 +1,8 @@
 """Kernels as a program lists them -> kernels as XLA runs them on GPUs: siblings as one, and in order (`kernel_order`).
 
 Kernels that go through arrays of the same size and read a common one become one kernel, if neither needs the other: all that they make then
-lies in memory together. What such a kernel alone reads, element by element, is not made at all.
+lies in memory together. What such a kernel alone reads, element by element, is not made at all. Several all-reduces that become one go
+through one array, into which their operands are copied and out of which each reader's part is.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from alpa_hpc.sharding.kernel_order import ordered
-from alpa_hpc.sharding.kernel_seconds import Collective
+from alpa_hpc.sharding.kernel_seconds import Collective, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane
 
@@ -22,14 +23,45 @@ def as_scheduled(lifetimes: Lifetimes, *, hiding: bool) -> list[Kernel]:
     groups = Groups(_beside(lifetimes.kernels))
     _join_siblings(groups, lifetimes.barriers)
     _join_collectives(groups, _before(groups.members, lifetimes.results))
-    return ordered(_absorbed(groups.kernels(), lifetimes.kept), hiding=hiding)
+    return ordered(_contiguous(_absorbed(groups.kernels(), lifetimes.kept), lifetimes), hiding=hiding)
 
 
-def with_collectives_joined(kernels: Sequence[Kernel]) -> list[Kernel]:
+def with_collectives_joined(lifetimes: Lifetimes) -> list[Kernel]:
     """Collectives of a kind among the same devices as one, in their order."""
-    groups = Groups(kernels)
-    _join_collectives(groups, range(len(kernels)))
-    return groups.kernels()
+    groups = Groups(lifetimes.kernels)
+    _join_collectives(groups, range(len(lifetimes.kernels)))
+    return _contiguous(groups.kernels(), lifetimes)
+
+
+def _contiguous(kernels: Sequence[Kernel], lifetimes: Lifetimes) -> list[Kernel]:
+    """All-reduces of several arrays as those of one, in its place: what they read is copied into it, and what arrives out of it.
+
+    So XLA does behind all fusion, so that the copies are kernels of their own.
+    """
+    starts = {max(kernel.makes): kernel for kernel in kernels if _sums_several(kernel)}
+    arrays = {last: lifetimes.values((sum(lifetimes.sizes[part] for part in start.makes), 0.0, 0.0)) for last, start in starts.items()}
+    result: list[Kernel] = []
+    for kernel in kernels:
+        last = max(kernel.makes, default=-1) if kernel.starts else max(kernel.reads, default=-1) if kernel.ends else -1
+        if last not in starts:
+            result.append(kernel)
+            continue
+        array, under_way, arrived = arrays[last]
+        if kernel.starts:
+            result.append(_copy(kernel.reads, (array,), lifetimes))
+            result.append(replace(kernel, reads=frozenset((array,)), makes=(under_way,)))
+        else:
+            result.append(replace(kernel, reads=frozenset((array, under_way)), makes=(arrived,)))
+            result += [_copy(frozenset((array, arrived)), (part, part + 1), lifetimes) for part in starts[last].makes]
+    return result
+
+
+def _sums_several(kernel: Kernel) -> bool:
+    return kernel.starts is not None and kernel.starts.lane.kind is CollectiveKind.ALL_REDUCE and len(kernel.makes) > 1
+
+
+def _copy(reads: frozenset[int], makes: tuple[int, ...], lifetimes: Lifetimes) -> Kernel:
+    return Kernel(reads, makes, frozenset(), seconds=streaming_seconds(2 * sum(lifetimes.sizes[value] for value in makes)))
 
 
 def _beside(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -216,7 +216,7 @@ class _Listing:
         return self.lifetimes.exchange(sources, Collective(move.lane, one.itemsize, max(before, after), after, across))
 
     def _bytes(self) -> float:
-        return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes.kernels), hiding=self.hiding))
+        return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes), hiding=self.hiding))
 
 
 def _all(parts: Iterable[frozenset[int]]) -> frozenset[int]:

@@ -12,6 +12,7 @@ NOTHING = frozenset[int]()
 ELEMENTS = 8.0
 GATHER = Lane(CollectiveKind.ALL_GATHER, (0,))
 SCATTER = Lane(CollectiveKind.REDUCE_SCATTER, (0,))
+REDUCE = Lane(CollectiveKind.ALL_REDUCE, (0,))
 
 
 def elementwise(lifetimes: Lifetimes, *reads: int, elements: float = ELEMENTS) -> int:
@@ -167,7 +168,7 @@ def joined(*collectives: Collective) -> list[Collective]:
     lifetimes = Lifetimes()
     for one in collectives:
         product(lifetimes, *lifetimes.exchange(frozenset((lifetimes.value(),)), one))
-    return [kernel.starts for kernel in with_collectives_joined(lifetimes.kernels) if kernel.starts]
+    return [kernel.starts for kernel in with_collectives_joined(lifetimes) if kernel.starts]
 
 
 def test_collectives_of_a_kind_become_one_up_to_as_much_as_xla_allows():
@@ -185,7 +186,25 @@ def test_what_waits_for_a_collective_is_not_part_of_it():
     lifetimes = Lifetimes()
     between = product(lifetimes, *lifetimes.exchange(frozenset((lifetimes.value(),)), exchanged(SCATTER, 1.0)))
     lifetimes.exchange(frozenset((between,)), exchanged(SCATTER, 1.0))
-    assert with_collectives_joined(lifetimes.kernels) == lifetimes.kernels
+    assert with_collectives_joined(lifetimes) == lifetimes.kernels
+
+
+def test_sums_of_several_arrays_go_through_one_that_lies_beside_them_until_the_last_of_them_is_copied_out():
+    lifetimes = Lifetimes()
+    arrived = [lifetimes.exchange(frozenset((lifetimes.value(),)), exchanged(REDUCE, num_bytes)) for num_bytes in (2.0, 3.0)]
+    lifetimes.kept.update(*arrived)
+    for kernels in (with_collectives_joined(lifetimes), as_scheduled(lifetimes, hiding=True)):
+        [start] = [kernel for kernel in kernels if kernel.starts]
+        assert start.starts == exchanged(REDUCE, 5.0)
+        assert sum(lifetimes.sizes[value] for value in start.makes) == 0, "it is where it was"
+        assert sorted(value for kernel in kernels for value in kernel.makes if value in lifetimes.kept) == sorted(lifetimes.kept)
+        assert lifetimes.bytes_beside_kept(kernels) == 5.0
+
+
+def test_a_single_sum_goes_where_it_is_wanted():
+    lifetimes = Lifetimes()
+    lifetimes.kept |= lifetimes.exchange(frozenset((lifetimes.value(),)), exchanged(REDUCE, 2.0))
+    assert with_collectives_joined(lifetimes) == lifetimes.kernels
 
 
 def test_collectives_are_joined_in_the_order_of_the_results_that_they_are_for():
