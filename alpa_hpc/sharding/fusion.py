@@ -2,10 +2,10 @@
 
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
-out as it reads what is a function of one array, and converts what it alone reads; but of a batch of products whose dims lie apart, as those
-of heads behind a sequence do, it reads a copy. All else is fused into its readers, which then read what it is made from, unless several
-want it and that is clearly more to read than the thing itself. So is what costs next to nothing to work out of a part of a product, even if
-it is kept: of that a copy is made beside, when there is time.
+out as it reads what is a function of one array, converts what it alone reads, and reads what lies piece by piece, one behind the other; but
+of a batch of products whose dims lie apart, as those of heads behind a sequence do, it reads a copy. All else is fused into its readers,
+which then read what it is made from, unless several want it and that is clearly more to read than the thing itself. So is what costs next
+to nothing to work out of a part of a product, even if it is kept: of that a copy is made beside, when there is time.
 """
 
 from collections import Counter
@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from alpa_hpc.sharding.kernel_seconds import CONVOLUTION, Collective, product_seconds, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Lifetimes
+from alpa_hpc.sharding.merge_products import PART
 from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
 ACCUMULATOR_BYTES = 4  # an element
 CHEAP = frozenset(
-    "add sub mul div neg broadcast_in_dim convert_element_type slice split squeeze reshape copy".split()
+    [*"add sub mul div neg broadcast_in_dim convert_element_type slice split squeeze reshape copy".split(), PART]
 )  # XLA works them out twice
 MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for its readers; the mean of a batch beside it is no more
 
@@ -50,7 +51,7 @@ class _Placed:
     `converted`: a solid tile's numbers in another form; `same`: and of as many bytes each. `worked_out`: a function of one solid tile.
     `cheap`: a function or a part of solid tiles that costs next to nothing to work out again; `shared`: others read what it is made from.
     `finishes`: a function of a product alone, which the kernel of the product can work out as it writes.
-    `in_order`: element by element what the sources are.
+    `in_order`: element by element what the sources are. `joined`: the dim along which solid tiles lie one behind the other.
     """
 
     sources: frozenset[int]
@@ -62,6 +63,7 @@ class _Placed:
     shared: bool = False
     finishes: bool = False
     in_order: bool = True
+    joined: int | None = None
 
 
 _Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
@@ -200,6 +202,7 @@ class _Memory:
             shared=len(step.makes) > 1 or any(map(self._is_shared, step.reads)),
             finishes=(cheap or swapped or step.work is Work.FUNCTION) and all(self._is_product(one) or one.finishes for one in placed),
             in_order=(swapped or step.work is not Work.TRANSPOSITION) and all(one.in_order for one in placed),
+            joined=step.along if all(one.solid for one in placed) else None,
         )
 
     def _is_shared(self, tile: Tile) -> bool:
@@ -250,6 +253,8 @@ class _Memory:
             return True
         if step.work is Work.CONVOLUTION:
             return one.same
+        if one.joined is not None and _sums_along(step, tile).isdisjoint((one.joined,)):
+            return True
         return one.worked_out or (one.converted and self.readers[tile] == 1)
 
     def _stream(self, tiles: Sequence[Tile], sources: frozenset[int], elements: float, *, in_place: bool) -> None:
@@ -321,6 +326,11 @@ class _Memory:
 def _adding_seconds(tile: Tile) -> float:
     """Of the kernel that adds a tile to an accumulator of 32 bits."""
     return streaming_seconds(tile.num_bytes + 2 * ACCUMULATOR_BYTES * tile.elements)
+
+
+def _sums_along(step: Compute, tile: Tile) -> frozenset[int]:
+    """The dims of an operand that a product sums over."""
+    return frozenset(dim for read, side in zip(step.reads, step.sides, strict=False) if read is tile for dim in side.contracted)
 
 
 def _is_kernel(step: Compute, tile: Tile) -> bool:

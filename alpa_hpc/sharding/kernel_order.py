@@ -25,13 +25,13 @@ def ordered(kernels: Sequence[Kernel], *, hiding: bool) -> list[Kernel]:
             readers[one].add(index)
     waiting = [len(found) for found in readers]
     if not any(kernel.starts for kernel in kernels):
-        return [kernels[-index] for index in _by_place([-index for index in range(len(kernels))], needs, waiting)][::-1]
+        return [kernels[-index] for index in by_place([-index for index in range(len(kernels))], needs, waiting)][::-1]
     if not hiding:
-        return [kernels[index] for index in _by_place(range(len(kernels)), readers, [len(found) for found in needs])]
+        return [kernels[index] for index in by_place(range(len(kernels)), readers, [len(found) for found in needs])]
     return _Order(kernels, needs, _depths(kernels, needs, readers), waiting).from_the_last()[::-1]
 
 
-def _by_place(places: Sequence[int], follow: Sequence[Set[int]], waiting: list[int]) -> list[int]:
+def by_place(places: Sequence[int], follow: Sequence[Set[int]], waiting: list[int]) -> list[int]:
     """Places of kernels, the least first, each once none is left that it waits for; `follow` = those that wait for a kernel."""
     ready = [place for place, count in zip(places, waiting, strict=True) if count == 0]
     heapq.heapify(ready)

@@ -21,7 +21,7 @@ from alpa_hpc.sharding.splits import AbstractSplit
 from alpa_hpc.sharding.strategies.nested import nested_split
 from alpa_hpc.sharding.strategies.registry import rule_of
 from alpa_hpc.sharding.strategies.rule import Combine, shape_of
-from alpa_hpc.sharding.work_kind import Work, changes_nothing, is_turned, lying_apart, makes_kernel, swaps, work_of
+from alpa_hpc.sharding.work_kind import Side, Work, changes_nothing, is_turned, laid_along, lying_apart, makes_kernel, sides, swaps, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,8 @@ class Compute:
     `turned` = an operand that it wants in an order of its own, as libraries for convolutions their kernels: a copy of what lies in memory;
     `turns` = its result lies in such an order, so that it is turned where it goes.
     `found` = bytes of what it finds in its last operand before it begins, `flop` = what it computes, `name` = its primitive's, or `CUT`;
-    `swaps`: a transposition that brings the last dims before the first ones; `apart` = operands over whose batches no library strides.
+    `swaps`: a transposition that brings the last dims before the first ones; `apart` = operands over whose batches no library strides;
+    `sides` = how a product reads each operand; `along` = the dim in which it lays operands one behind the other for products.
     """
 
     work: Work
@@ -76,6 +77,8 @@ class Compute:
     name: str = ""
     swaps: bool = False
     apart: tuple[Tile, ...] = ()
+    sides: tuple[Side, ...] = ()
+    along: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,7 +227,10 @@ class LayerTiles:
             flop = record.work.flop / self.split.num_parts(record)
             inside, name = self._inside(eqn, record), eqn.primitive.name
             between = tuple(reads[position] for position in lying_apart(eqn)) if len(reads) == len(eqn.invars) else ()
-            self.steps.append(Compute(work, reads, made, inside, turned, turns, found, flop, name, swaps(eqn), between))
+            both = sides(eqn) if len(reads) == len(eqn.invars) else ()
+            self.steps.append(
+                Compute(work, reads, made, inside, turned, turns, found, flop, name, swaps(eqn), between, both, laid_along(eqn))
+            )
             self.functions[signature] = made
         return self.functions[signature]
 

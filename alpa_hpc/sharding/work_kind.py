@@ -1,6 +1,7 @@
 """An equation -> what it does with memory, as XLA compiles it for GPUs."""
 
 import enum
+from dataclasses import dataclass
 from math import prod
 
 from jax.extend.core import JaxprEqn
@@ -35,6 +36,15 @@ class Work(enum.Enum):
     """likewise, and the result takes its operand's place"""
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How a product reads an operand: dims that it sums over, those of the batch, and how many there are."""
+
+    contracted: tuple[int, ...]
+    batch: tuple[int, ...]
+    rank: int
+
+
 REDUCTIONS = (
     "gather",
     "reduce_",
@@ -51,6 +61,7 @@ FUNCTIONS = frozenset(
 )  # of one operand, or of it and a number
 UNCHANGING = frozenset("convert_element_type copy copy_p reshape squeeze slice".split())  # if shape and dtype stay
 REORDERINGS = frozenset({"transpose", "rev"})
+BLOCK = 64  # rows of an operand that XLA's kernels of products read at once
 LONGEST_ROW = 1 << 14  # elements: twice as many do not find room in the registers of a GPU's multiprocessor
 
 
@@ -94,6 +105,23 @@ def makes_kernel(convolution: JaxprEqn) -> bool:
     numbers = convolution.params["dimension_numbers"]
     kernel, result = shape_of(convolution.invars[1]), shape_of(convolution.outvars[0])
     return prod(kernel[dim] for dim in numbers.rhs_spec[2:]) > prod(result[dim] for dim in numbers.out_spec[2:])
+
+
+def sides(eqn: JaxprEqn) -> tuple[Side, ...]:
+    """How a product reads each of its operands; nothing of what is no product."""
+    if eqn.primitive.name != "dot_general":
+        return ()
+    contracted, batch = eqn.params["dimension_numbers"]
+    ranks = (len(shape_of(atom)) for atom in eqn.invars)
+    return tuple(Side(tuple(summed), tuple(rows), rank) for summed, rows, rank in zip(contracted, batch, ranks, strict=True))
+
+
+def laid_along(eqn: JaxprEqn) -> int | None:
+    """The dim in which it lays its operands one behind the other, if products can read them so: a block of theirs is of one operand."""
+    if eqn.primitive.name != "concatenate":
+        return None
+    dim = eqn.params["dimension"]
+    return dim if all(shape_of(atom)[dim] % BLOCK == 0 for atom in eqn.invars) else None
 
 
 def lying_apart(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.apply import ChosenLayer
 from alpa_hpc.sharding.build import LayerProblem
 from alpa_hpc.sharding.fusion import lifetimes_of
+from alpa_hpc.sharding.merge_products import merge_products
 from alpa_hpc.sharding.schedule import as_scheduled
 from alpa_hpc.sharding.splits import AbstractSplit, ChosenSplit, EvenSplit
 from alpa_hpc.sharding.task_tiles import all_steps, backward_tiles, forward_tiles
@@ -51,7 +52,7 @@ def forward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float
     """Bytes that the forward of consecutive layers needs."""
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
-    lifetimes = lifetimes_of(all_steps(tiles), kept, spanning=layers[0].problem.spanning)
+    lifetimes = lifetimes_of(merge_products(all_steps(tiles)), kept, spanning=layers[0].problem.spanning)
     return lifetimes.bytes_beside_kept(as_scheduled(lifetimes, hiding=hiding))
 
 
@@ -120,7 +121,7 @@ def _alike_backward(stage: _Stage) -> float:
 def backward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float:
     """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
     tiles = backward_tiles(layers)
-    lifetimes = lifetimes_of(all_steps(tiles), added=_gradients(tiles), spanning=layers[0].problem.spanning)
+    lifetimes = lifetimes_of(merge_products(all_steps(tiles)), added=_gradients(tiles), spanning=layers[0].problem.spanning)
     return lifetimes.peak_bytes(as_scheduled(lifetimes, hiding=hiding))
 
 
