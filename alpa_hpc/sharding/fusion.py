@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.kernel_seconds import CONVOLUTION, Collective, product_seconds, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.merge_products import PART
+from alpa_hpc.sharding.spec import split_of
 from alpa_hpc.sharding.tiles import Compute, Exchange, Hold, Tile, TileStep
 from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
+LONE = MeshShape(1, 1)
 ACCUMULATOR_BYTES = 4  # an element
 CHEAP = frozenset(
     [*"add sub mul div neg broadcast_in_dim convert_element_type slice split squeeze reshape copy".split(), PART]
@@ -27,14 +30,18 @@ MORE_TO_READ = 1.25  # times what a thing holds: above that it is made once for 
 
 
 def lifetimes_of(
-    steps: Sequence[TileStep], kept: Sequence[Tile] = (), added: Sequence[Tile] = (), spanning: tuple[bool, bool] = (False, False)
+    steps: Sequence[TileStep],
+    kept: Sequence[Tile] = (),
+    added: Sequence[Tile] = (),
+    mesh: MeshShape = LONE,
+    spanning: tuple[bool, bool] = (False, False),
 ) -> Lifetimes:
-    """What the steps make, and how long it lies in memory.
+    """What the steps make on a device of a mesh, and how long it lies in memory.
 
     `kept`, `added` as in _Memory, `added` in the order of a program's results; `spanning` as in LayerProblem.
     """
     readers = Counter(tile for step in steps for tile in ((step.read,) if isinstance(step, Exchange) else step.reads))
-    memory = _Memory(spanning, frozenset(kept), frozenset(added), readers)
+    memory = _Memory(mesh, spanning, frozenset(kept), frozenset(added), readers)
     for step in steps:
         memory.run(step)
     memory.add_waiting()
@@ -71,8 +78,9 @@ _Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """Steps being given memory; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
+    """Steps of a device of a mesh; `kept` tiles are results, `added` ones are added to an argument as soon as they are made."""
 
+    mesh: MeshShape
     spanning: tuple[bool, bool]
     kept: frozenset[Tile]
     added: frozenset[Tile]
@@ -144,7 +152,8 @@ class _Memory:
     def _exchange(self, step: Exchange) -> None:
         read, made = step.read.num_bytes, step.made.num_bytes
         across = any(self.spanning[axis] for axis in step.lane.axes)
-        collective = Collective(step.lane, step.made.itemsize, max(read, made), made, across)
+        devices = split_of(step.lane.axes, self.mesh)
+        collective = Collective(step.lane, step.made.itemsize, max(read, made), made, devices, across)
         sources = self.place(step.read).sources
         if step.turned and sources & self.products:
             sources = frozenset(self.lifetimes.run(sources, (read,), in_place=False, seconds=streaming_seconds(2 * read)))

@@ -18,7 +18,7 @@ from alpa_hpc.sharding.kernel_seconds import Collective, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.resharding import AllGather, AllToAll, Move, ReduceScatter, joint_moves, reshard_moves
 from alpa_hpc.sharding.schedule import with_collectives_joined
-from alpa_hpc.sharding.spec import Spec
+from alpa_hpc.sharding.spec import Spec, split_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,9 @@ class _Listing:
     def _collective(self, one: _Exchange, sources: frozenset[int], move: Move) -> frozenset[int]:
         before, after = one.bytes_in(move.before), one.bytes_in(move.after)
         across = any(self.spanning[axis] for axis in move.axes)
-        return self.lifetimes.exchange(sources, Collective(move.lane, one.itemsize, max(before, after), after, across))
+        return self.lifetimes.exchange(
+            sources, Collective(move.lane, one.itemsize, max(before, after), after, split_of(move.axes, one.mesh), across)
+        )
 
     def _bytes(self) -> float:
         return self.lifetimes.bytes_beside_kept(ordered(with_collectives_joined(self.lifetimes), hiding=self.hiding))

@@ -52,7 +52,7 @@ def forward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float
     """Bytes that the forward of consecutive layers needs."""
     tiles = forward_tiles(layers)
     kept = [tile for split, one in zip(layers, tiles, strict=True) for tile in _kept(split.problem, one)]
-    lifetimes = lifetimes_of(merge_products(all_steps(tiles)), kept, spanning=layers[0].problem.spanning)
+    lifetimes = lifetimes_of(merge_products(all_steps(tiles)), kept, mesh=layers[0].shape, spanning=layers[0].problem.spanning)
     return lifetimes.bytes_beside_kept(as_scheduled(lifetimes, hiding=hiding))
 
 
@@ -121,7 +121,9 @@ def _alike_backward(stage: _Stage) -> float:
 def backward_workspace(layers: Sequence[AbstractSplit], *, hiding: bool) -> float:
     """Bytes that the backward of consecutive layers needs; where they recompute, their residuals live inside it."""
     tiles = backward_tiles(layers)
-    lifetimes = lifetimes_of(merge_products(all_steps(tiles)), added=_gradients(tiles), spanning=layers[0].problem.spanning)
+    lifetimes = lifetimes_of(
+        merge_products(all_steps(tiles)), added=_gradients(tiles), mesh=layers[0].shape, spanning=layers[0].problem.spanning
+    )
     return lifetimes.peak_bytes(as_scheduled(lifetimes, hiding=hiding))
 
 

@@ -98,7 +98,7 @@ def test_where_a_kept_value_takes_anothers_place_there_is_room_only_once_that_wa
 def test_what_leaves_and_what_arrives_lie_in_memory_together_until_it_is_there():
     lifetimes = Lifetimes()
     sent = frozenset(lifetimes.run(NOTHING, (8.0,), in_place=False))
-    arrived = lifetimes.exchange(sent, Collective(Lane(CollectiveKind.ALL_GATHER, (0,)), 4, 16.0, 16.0, across=False))
+    arrived = lifetimes.exchange(sent, Collective(Lane(CollectiveKind.ALL_GATHER, (0,)), 4, 16.0, 16.0, 8, across=False))
     lifetimes.run(arrived, (16.0,), in_place=True)
     assert lifetimes.peak_bytes() == 24
     order = [lifetimes.kernels[0], lifetimes.kernels[1], lifetimes.kernels[2]]

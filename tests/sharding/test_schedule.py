@@ -3,10 +3,19 @@
 import random
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
+import pytest
+
+from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.build import Program
+from alpa_hpc.sharding.fusion import lifetimes_of
 from alpa_hpc.sharding.kernel_seconds import Collective, collective_seconds
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane
 from alpa_hpc.sharding.schedule import COMBINED_BYTES, as_scheduled, with_collectives_joined
+from alpa_hpc.sharding.strategies.rule import Combine
+from alpa_hpc.sharding.tiles import Exchange, Origin, Tile
 
 NOTHING = frozenset[int]()
 ELEMENTS = 8.0
@@ -27,7 +36,7 @@ def product(lifetimes: Lifetimes, *reads: int, seconds: float = 1.0) -> int:
 
 
 def exchanged(lane: Lane, num_bytes: float, itemsize: int = 4) -> Collective:
-    return Collective(lane, itemsize, num_bytes, num_bytes, across=False)
+    return Collective(lane, itemsize, num_bytes, num_bytes, 8, across=False)
 
 
 def collective(lifetimes: Lifetimes, read: int, seconds: float) -> tuple[int, int]:
@@ -266,3 +275,23 @@ def test_what_is_joined_waits_for_the_last_of_it_and_holds_nothing_else_up():
     lifetimes.exchange(frozenset((second,)), exchanged(SCATTER, 1.0))
     order = as_scheduled(lifetimes, hiding=False)
     assert place(order, first) < place(order, chain) < place(order, second) < place(order, sums)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CollectiveKind if kind is not CollectiveKind.COLLECTIVE_PERMUTE])
+def test_a_collective_among_few_takes_less_long_than_one_among_many(kind: CollectiveKind):
+    seconds = [
+        collective_seconds(Collective(Lane(kind, (0,)), 4, 1e6, 1e6, devices, across))
+        for devices, across in ((2, False), (8, False), (8, True))
+    ]
+    assert seconds == sorted(seconds)
+    assert len(set(seconds)) == len(seconds)
+
+
+def test_a_collective_is_among_the_devices_along_its_axes():
+    for axes, devices in (((0,), 2), ((1,), 4), ((0, 1), 8)):
+        lane = Lane(CollectiveKind.ALL_REDUCE, axes)
+        program = jax.make_jaxpr(jnp.sin)(1.0)
+        sent, made = (Tile(4.0, "float32", 4) for _ in range(2))
+        step = Exchange(lane, sent, made, Origin(Program(program, (), (), ()), 0), Combine.SUM)
+        [start, _] = lifetimes_of([step], mesh=MeshShape(2, 4)).kernels
+        assert start.starts == Collective(lane, 4, 4.0, 4.0, devices, across=False)
