@@ -140,7 +140,7 @@ class _Memory:
         while self.waiting:
             tile = self.waiting.pop()
             one = self.placed[tile]
-            seconds = _adding_seconds(tile)
+            seconds = self._adding_seconds(tile)
             if one.sources & self.turned:
                 summed = self.lifetimes.run(one.sources, (tile.num_bytes,), in_place=False, seconds=seconds)
                 self.sums[tile] = self.lifetimes.run(frozenset(summed), (0.0,), in_place=True)  # XLA takes a copy for nothing
@@ -235,7 +235,7 @@ class _Memory:
         if step.work is Work.CONVOLUTION:
             seconds = CONVOLUTION
         else:
-            seconds = product_seconds(step.flop, self._bytes_moved(step.makes, sources), step.makes[0].itemsize)
+            seconds = product_seconds(step.flop, step.makes[0].elements, self._bytes_moved((), sources), step.makes[0].dtype)
         self._make(step.makes, sources, seconds, in_place=step.work is Work.SCATTER, beside=beside)
         made = [value for tile in step.makes for value in self.placed[tile].sources]
         self.products.update(made)
@@ -320,9 +320,14 @@ class _Memory:
     def _add(self, tile: Tile) -> None:
         """Add a tile to its argument; what a collective brought in an order of its own, to which XLA takes a copy."""
         sources = self.placed[tile].sources
-        self.sums[tile] = self.lifetimes.run(sources, (0.0,), in_place=True, seconds=_adding_seconds(tile))
+        self.sums[tile] = self.lifetimes.run(sources, (0.0,), in_place=True, seconds=self._adding_seconds(tile))
         if sources & self.arrived:
             self.sums[tile] = self.lifetimes.run(frozenset(self.sums[tile]), (0.0,), in_place=True)
+
+    def _adding_seconds(self, tile: Tile) -> float:
+        """Of the kernel that adds a tile to an accumulator of 32 bits; of what the tile is made of it reads as much as the tile holds."""
+        read = sum(min(self.lifetimes.sizes[source], tile.num_bytes) for source in self.placed[tile].sources)
+        return streaming_seconds(read + 2 * ACCUMULATOR_BYTES * tile.elements)
 
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
         return frozenset(source for tile in tiles for source in self.place(tile).sources)
@@ -330,11 +335,6 @@ class _Memory:
     def _counted(self, values: frozenset[int]) -> frozenset[int]:
         """Those that are no arguments."""
         return frozenset(value for value in values if self.lifetimes.sizes[value] > 0)
-
-
-def _adding_seconds(tile: Tile) -> float:
-    """Of the kernel that adds a tile to an accumulator of 32 bits."""
-    return streaming_seconds(tile.num_bytes + 2 * ACCUMULATOR_BYTES * tile.elements)
 
 
 def _sums_along(step: Compute, tile: Tile) -> frozenset[int]:

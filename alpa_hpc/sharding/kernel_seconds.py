@@ -1,9 +1,9 @@
 """Seconds that XLA believes in when it puts kernels for GPUs in order, whatever the cluster: those of H100s, eight a node.
 
-Fitted by eye to what its estimators say of themselves (`TF_CPP_VMODULE=sol_latency_estimator=10`): of 16-bit products, and of collectives
-on two nodes, of GPT, MoE and Wide-ResNet; on one node of collectives of 1 and 64 MiB, among two, four and eight devices. Products of 32
-bits, and permutes across nodes, are assumed to go with the others. They decide what waits for what, so how much lies in memory, and
-nothing else: the cost model has a cluster's own rates.
+Fitted by eye to what its estimators say of themselves (`TF_CPP_VMODULE=sol_latency_estimator=10`): of products of 16 and 32 bits from
+2048 x 64 x 4096 to 32768 x 1024 x 4096; of collectives on two nodes, of GPT, MoE and Wide-ResNet; on one node of collectives of 1 and 64
+MiB, among two, four and eight devices. Permutes across nodes are assumed to go with the others. They decide what waits for what, so how
+much lies in memory, and nothing else: the cost model has a cluster's own rates.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane
 
 MEMORY_BANDWIDTH = 3.35e12  # bytes/s
-PRODUCT_RATES = {2: 8.5e13, 4: 4.2e13}  # FLOP/s by bytes an element
+PRODUCT_RATES = {"bfloat16": 8e14, "float32": 4e14}  # FLOP/s by dtype, of products that sum over LONG_SUM or more
+OTHER_PRODUCT_RATE = 1e14  # of what XLA's table of measured products has not, such as float16
+LONG_SUM = 4096
 CONVOLUTION = 1e-5  # of any
 
 _IN_NODE = {
@@ -57,9 +59,14 @@ def streaming_seconds(num_bytes: float) -> float:
     return num_bytes / MEMORY_BANDWIDTH
 
 
-def product_seconds(flop: float, num_bytes: float, itemsize: int) -> float:
-    """Of a product of matrices with elements of `itemsize` bytes."""
-    return max(flop / PRODUCT_RATES[2 if itemsize <= 2 else 4], streaming_seconds(num_bytes))  # noqa: PLR2004 - bytes of 16 bits
+def product_seconds(flop: float, elements: float, num_bytes: float, dtype: str) -> float:
+    """Of a product of matrices of this dtype that makes so many elements, and reads so many bytes; what it writes counts for nothing.
+
+    It has the fewer FLOP/s the shorter its sums are.
+    """
+    summed = flop / max(2 * elements, 1.0)
+    rate = PRODUCT_RATES.get(dtype, OTHER_PRODUCT_RATE) * (min(max(summed, 1.0), LONG_SUM) / LONG_SUM) ** 0.25
+    return max(flop / rate, streaming_seconds(num_bytes))
 
 
 def collective_seconds(collective: Collective) -> float:

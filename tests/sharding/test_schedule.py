@@ -10,12 +10,13 @@ import pytest
 from alpa_hpc.cluster.hardware import MeshShape
 from alpa_hpc.sharding.build import Program
 from alpa_hpc.sharding.fusion import lifetimes_of
-from alpa_hpc.sharding.kernel_seconds import Collective, collective_seconds
+from alpa_hpc.sharding.kernel_seconds import MEMORY_BANDWIDTH, Collective, collective_seconds, product_seconds
 from alpa_hpc.sharding.lifetimes import Kernel, Lifetimes
 from alpa_hpc.sharding.resharding import CollectiveKind, Lane
 from alpa_hpc.sharding.schedule import COMBINED_BYTES, as_scheduled, with_collectives_joined
 from alpa_hpc.sharding.strategies.rule import Combine
-from alpa_hpc.sharding.tiles import Exchange, Origin, Tile
+from alpa_hpc.sharding.tiles import Compute, Exchange, Origin, Tile
+from alpa_hpc.sharding.work_kind import Work
 
 NOTHING = frozenset[int]()
 ELEMENTS = 8.0
@@ -295,3 +296,37 @@ def test_a_collective_is_among_the_devices_along_its_axes():
         step = Exchange(lane, sent, made, Origin(Program(program, (), (), ()), 0), Combine.SUM)
         [start, _] = lifetimes_of([step], mesh=MeshShape(2, 4)).kernels
         assert start.starts == Collective(lane, 4, 4.0, 4.0, devices, across=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "seconds"),
+    [
+        ("float32", (2048, 64, 4096), 7.3e-6),
+        ("float32", (4096, 256, 4096), 45.8e-6),
+        ("float32", (4096, 1024, 4096), 111e-6),
+        ("float32", (4096, 4096, 4096), 341e-6),
+        ("bfloat16", (4096, 256, 4096), 21.6e-6),
+        ("bfloat16", (4096, 4096, 4096), 176e-6),
+        ("float16", (2048, 64, 4096), 28.3e-6),
+        ("float16", (4096, 4096, 4096), 1409e-6),
+    ],
+)
+def test_products_take_as_long_as_xla_says_of_them(dtype: str, shape: tuple[int, int, int], seconds: float):
+    """Rows, what is summed over, columns; seconds of XLA's log."""
+    rows, summed, columns = shape
+    read = (rows + columns) * summed * (4.0 if dtype == "float32" else 2.0)
+    found = product_seconds(2.0 * rows * summed * columns, float(rows * columns), read, dtype)
+    assert 0.75 * seconds <= found <= 1.25 * seconds
+
+
+def test_an_addition_reads_all_that_the_summand_is_made_of_and_no_more_of_each_than_it_holds():
+    """The gradient of a weight that is read at several steps in time, as a part of a larger product at each."""
+
+    def added(*products: float) -> float:
+        made = [Tile(num_bytes, "float32", 4) for num_bytes in products]
+        total = Tile(4e6, "float32", 4)
+        steps = [Compute(Work.CONTRACTION, (Tile(4.0, "float32", 4),), (tile,)) for tile in made]
+        return lifetimes_of([*steps, Compute(Work.FUSED, tuple(made), (total,), name="add")], added=[total]).kernels[-1].seconds
+
+    assert added(4e6, 4e6) - added(4e6) == pytest.approx(4e6 / MEMORY_BANDWIDTH)
+    assert added(8e6) == added(4e6)
