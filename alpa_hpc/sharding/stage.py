@@ -325,7 +325,7 @@ class StageSolver:
 
     def _minimum(self, tables: Tables, keep: frozenset[int], cap: int) -> Minimum:
         elimination = prepare(tables, keep, cap)
-        if elimination.num_sums > MOST_SUMS or elimination.num_entries > MOST_ENTRIES:
+        if self._reach is FAR and (elimination.num_sums > MOST_SUMS or elimination.num_entries > MOST_ENTRIES):
             elimination = prepare(tables, keep, NEAR.message)
         return carry_out(elimination)
 
