@@ -96,11 +96,13 @@ def test_clipping_scales_large_gradients_and_leaves_small_ones() -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(zero)), "a zero gradient must not become 0/0"
 
 
-def test_only_matrices_decay() -> None:
+@pytest.mark.parametrize("options", [OPTIONS, ADAFACTOR], ids=["adamw", "adafactor"])
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+def test_only_matrices_decay_and_as_a_part_of_the_rate(options: TrainingOptions, warmup_steps: int) -> None:
     params = {"scale": jnp.ones((4,)), "w": jnp.ones((4, 4))}
-    change = updates(replace(OPTIONS, weight_decay=0.1), jax.tree.map(jnp.zeros_like, params), params)
+    change = updates(replace(options, weight_decay=0.1, warmup_steps=warmup_steps), jax.tree.map(jnp.zeros_like, params), params)
     np.testing.assert_allclose(change["scale"], 0.0)
-    np.testing.assert_allclose(change["w"], -0.05 * 0.1, rtol=1e-5)
+    np.testing.assert_allclose(change["w"], -0.05 / max(warmup_steps, 1) * 0.1, rtol=1e-5)
 
 
 def test_sgd_is_nesterovs_with_decay_in_the_gradient() -> None:
