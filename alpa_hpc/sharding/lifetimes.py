@@ -62,7 +62,8 @@ class Lifetimes:
     def exchange(self, reads: frozenset[int], collective: Collective) -> frozenset[int]:
         """A collective: its start and its end, two kernels. What arrives, and what says that it is there.
 
-        What arrives has memory of its own from the start on, and what leaves keeps its until the end.
+        What arrives has memory of its own from the start on, and what leaves keeps its until the end. The value after it stands for its
+        having arrived (`schedule` counts on that).
         """
         [arriving], [arrived] = self.values((collective.arriving,)), self.values((0.0,))
         self.kernels.append(Kernel(reads, (arriving,), frozenset(), starts=collective))

@@ -226,11 +226,15 @@ class LayerTiles:
             found = _picked_bytes(eqn, reads) if work is Work.REDUCTION else 0.0
             flop = record.work.flop / self.split.num_parts(record)
             inside, name = self._inside(eqn, record), eqn.primitive.name
-            between = tuple(reads[position] for position in lying_apart(eqn)) if len(reads) == len(eqn.invars) else ()
-            both = sides(eqn) if len(reads) == len(eqn.invars) else ()
+            is_whole = len(reads) == len(eqn.invars)
             self.steps.append(
-                Compute(work, reads, made, inside, turned, turns, found, flop, name, swaps(eqn), between, both, laid_along(eqn))
-            )
+                Compute(
+                    work, reads, made, inside, turned, turns, found, flop, name, swaps(eqn),
+                    apart=tuple(reads[position] for position in lying_apart(eqn)) if is_whole else (),
+                    sides=sides(eqn) if is_whole else (),
+                    along=laid_along(eqn),
+                )
+            )  # fmt: skip
             self.functions[signature] = made
         return self.functions[signature]
 
