@@ -8,18 +8,17 @@ so partitions without bounds that the DP proposes are the best there are, and it
 from collections.abc import Callable, Iterable, Sequence
 
 from alpa_hpc.cluster.hardware import MeshShape, Submesh
-from alpa_hpc.planner.families import families
 from alpa_hpc.sharding.wiring import LayerWiring, wire
 from alpa_hpc.stages.candidate import StageCandidate
 from alpa_hpc.stages.cost_table import BY_FLOP, BY_LAYERS, Cell, CostTable, StageOption, pareto
 from alpa_hpc.stages.objective import StageChoice, StagePartition
-from alpa_hpc.stages.options import SearchOptions
+from alpa_hpc.stages.options import Partitions, SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
 
 
 def first_table(pricer: StagePricer, candidates: Sequence[StageCandidate], search: SearchOptions) -> CostTable:
-    """A bound for each candidate; options for all where several families are told apart, each with what it takes or lacks."""
-    if len(families(pricer.step, pricer.cluster, search)) > 1:
+    """A bound for each candidate; options for all of a grid's, which are few, and every point of which is to say what it takes or lacks."""
+    if search.partitions is Partitions.GRID:
         return pricer.price(candidates)
     return pricer.bounds(candidates)
 
