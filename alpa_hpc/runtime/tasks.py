@@ -59,7 +59,7 @@ def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
     avals = [_map_layout(lambda layout: border_struct(layout, mesh), layout) for layout in task.inputs]
     # said once more, since XLA makes a constant out of an array without elements, and gives that back whole
     placed = tuple(_map_layout(lambda layout: NamedSharding(mesh, border_spec(layout.spec)), layout) for layout in task.outputs)
-    jitted = jax.jit(mapped, donate_argnums=reused_inputs(task), out_shardings=placed)
+    jitted = jax.jit(mapped, donate_argnums=reused_inputs(task), out_shardings=placed, keep_unused=True)
     return jitted.lower(*avals).compile()
 
 
