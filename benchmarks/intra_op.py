@@ -46,7 +46,7 @@ from alpa_hpc.sharding.pricing import MeshPrices
 from alpa_hpc.sharding.workspace import chosen_workspace
 from alpa_hpc.training.data import Split, SyntheticBatches
 from alpa_hpc.training.model import Model
-from alpa_hpc.training.options import OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, ParamDtype, TrainingOptions
 from alpa_hpc.training.prepare import Prepared, prepare
 from alpa_hpc.verify.hlo import collectives
 
@@ -59,6 +59,7 @@ OURS = "ours"
 def training(optimiser: OptimiserKind, batch_size: int) -> TrainingOptions:
     return TrainingOptions(
         optimiser=optimiser,
+        param_dtype=ParamDtype.FLOAT32,
         batch_size=batch_size,
         num_steps=1,
         learning_rate=1e-3,

@@ -13,13 +13,14 @@ from alpa_hpc.stages.candidate import LogicalShapes, SubmeshShapes
 from alpa_hpc.stages.cost_table import CostTable
 from alpa_hpc.stages.options import RematChoice, SearchOptions
 from alpa_hpc.stages.pricing import StagePricer
-from alpa_hpc.training.options import OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, ParamDtype, TrainingOptions
 from alpa_hpc.training.prepare import Prepared, prepare
 
 MODEL = GPT(num_layers=2, hidden=32, num_heads=2, vocab=32, sequence=8)
 NUM_MICROBATCHES = 4
 TRAINING = TrainingOptions(
     optimiser=OptimiserKind.ADAMW,
+    param_dtype=ParamDtype.FLOAT32,
     batch_size=16,
     num_steps=3,
     learning_rate=1e-3,

@@ -22,7 +22,6 @@ from alpa_hpc.sharding.work_kind import Work
 
 NOTHING: frozenset[int] = frozenset()
 LONE = MeshShape(1, 1)
-ACCUMULATOR_BYTES = 4  # an element
 CHEAP = frozenset(
     [*"add sub mul div neg broadcast_in_dim convert_element_type slice split squeeze reshape copy".split(), PART]
 )  # XLA works them out twice
@@ -325,9 +324,9 @@ class _Memory:
             self.sums[tile] = self.lifetimes.run(frozenset(self.sums[tile]), (0.0,), in_place=True)
 
     def _adding_seconds(self, tile: Tile) -> float:
-        """Of the kernel that adds a tile to an accumulator of 32 bits; of what the tile is made of it reads as much as the tile holds."""
+        """Of the kernel that adds a tile to an accumulator of its dtype; of what the tile is made of it reads as much as the tile holds."""
         read = sum(min(self.lifetimes.sizes[source], tile.num_bytes) for source in self.placed[tile].sources)
-        return streaming_seconds(read + 2 * ACCUMULATOR_BYTES * tile.elements)
+        return streaming_seconds(read + 2 * tile.num_bytes)
 
     def _sources(self, tiles: Sequence[Tile]) -> frozenset[int]:
         return frozenset(source for tile in tiles for source in self.place(tile).sources)

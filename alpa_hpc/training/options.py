@@ -18,10 +18,22 @@ class OptimiserKind(enum.Enum):
     """Adafactor: second moments as a row and a column of each matrix, steps in units of a parameter's own size; hardly any state"""
 
 
+class ParamDtype(enum.Enum):
+    """What forward and backward read matrices in, and sum their gradients in over devices and microbatches (scales and biases: as made)."""
+
+    FLOAT32 = "float32"
+    """as the model makes them"""
+    BFLOAT16 = "bfloat16"
+    """half the bytes, range of float32; a float32 original of each is kept with the optimiser's state, which updates that"""
+    FLOAT16 = "float16"
+    """the same with finer steps and a small range: gradients are not scaled, what is below 6e-8 of them is lost"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOptions:
     """An optimiser with linear warm-up, weight decay and clipping of the global gradient norm.
 
+    param_dtype:      mixed precision with float32 originals (Micikevicius et al., 2018), where it is a 16-bit one
     batch_size:       examples of a global batch (one optimiser step)
     clip_norm:        largest global gradient norm; 0 turns clipping off
     evaluate_every:   steps between evaluations on held-out data; 0 turns them off
@@ -29,6 +41,7 @@ class TrainingOptions:
     """
 
     optimiser: OptimiserKind
+    param_dtype: ParamDtype
     batch_size: int
     num_steps: int
     learning_rate: float

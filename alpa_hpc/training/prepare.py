@@ -37,7 +37,7 @@ def prepare(
     clustering: Clustering = Clustering.COMMUNICATION,
 ) -> Prepared:
     """Trace the model's train step at its batch size and cut it into layers."""
-    train_step = build_train_step(model, build_optimiser(training))
+    train_step = build_train_step(model, build_optimiser(training), training.param_dtype)
 
     def trace() -> TracedStep:
         state = jax.eval_shape(train_step.init, jax.eval_shape(lambda: jax.random.key(0)))

@@ -1,7 +1,8 @@
 """(Model, optimiser) -> TrainStep: the ordinary single-device train step that `@parallelize` and the config-driven trainer trace.
 
-state is a dict: "params", "optimiser" (optax's), "step" (int32 scalar) and, only if the model's loss reads its key, "key"
-(raw uint32 key data, so that every leaf is a plain array). metrics is {"loss", "grad_norm"}, float scalars of the whole batch.
+state is a dict: "params", "masters" where some of them are in 16 bits (training/masters.py), "optimiser" (optax's), "step" (int32 scalar)
+and, only if the model's loss reads its key, "key" (raw uint32 key data, so that every leaf is a plain array). metrics is {"loss",
+"grad_norm"}, float scalars of the whole batch.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from alpa_hpc.errors import TraceError
 from alpa_hpc.ir.faults import faults_of
 from alpa_hpc.ir.grad import value_and_grad
 from alpa_hpc.training.batch import batch_shapes
+from alpa_hpc.training.masters import narrowed, originals_of, with_masters
 from alpa_hpc.training.model import Model
+from alpa_hpc.training.options import ParamDtype
 
 State = dict[str, Any]
 
@@ -29,52 +32,57 @@ class TrainStep:
     step: Callable[[State, Any], tuple[State, dict[str, jax.Array]]]
 
 
-def build_train_step(model: Model, optimiser: optax.GradientTransformation) -> TrainStep:
+def build_train_step(model: Model, optimiser: optax.GradientTransformation, param_dtype: ParamDtype = ParamDtype.FLOAT32) -> TrainStep:
     """The train step of `model`; its one `value_and_grad` marks the loss, and so where microbatches begin and end."""
-    if _loss_reads_key(model):
-        return TrainStep(init=lambda key: _init_with_key(model, optimiser, key), step=lambda *args: _step_with_key(model, optimiser, *args))
-    return TrainStep(init=lambda key: _init(model, optimiser, key), step=lambda *args: _step(model, optimiser, *args))
+    parts = _Parts(model, optimiser, param_dtype)
+    return TrainStep(parts.init_with_key, parts.step_with_key) if _loss_reads_key(parts) else TrainStep(parts.init, parts.step)
 
 
-def _init(model: Model, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
-    params = jax.tree.map(jnp.asarray, model.init(key))  # a model may make a parameter by numpy, or write a number
-    return {"params": params, "optimiser": optimiser.init(params), "step": jnp.zeros((), jnp.int32)}
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    model: Model
+    optimiser: optax.GradientTransformation
+    param_dtype: ParamDtype
+
+    def init(self, key: jax.Array) -> State:
+        params = jax.tree.map(jnp.asarray, self.model.init(key))  # a model may make a parameter by numpy, or write a number
+        held = with_masters(params, self.param_dtype)
+        return {**held, "optimiser": self.optimiser.init(params), "step": jnp.zeros((), jnp.int32)}
+
+    def init_with_key(self, key: jax.Array) -> State:
+        init_key, loss_key = jax.random.split(key)
+        return {**self.init(init_key), "key": jax.random.key_data(loss_key)}
+
+    def step(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        def loss(params: Any, batch: Any) -> jax.Array:
+            return self.model.loss(params, batch, jax.random.key(0))  # never read
+
+        return self._updated(state, *value_and_grad(loss)(state["params"], batch))
+
+    def step_with_key(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
+        return self._updated(state, *value_and_grad(self.model.loss)(state["params"], batch, key))
+
+    def _updated(self, state: State, loss: jax.Array, sums: Any) -> tuple[State, dict[str, jax.Array]]:
+        originals = originals_of(state)
+        gradients = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), sums, originals)
+        updates, optimiser_state = self.optimiser.update(gradients, state["optimiser"], originals)
+        held = with_masters(optax.apply_updates(originals, updates), self.param_dtype)
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
+        return {**state, **held, "optimiser": optimiser_state, "step": state["step"] + 1}, metrics
 
 
-def _init_with_key(model: Model, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
-    init_key, loss_key = jax.random.split(key)
-    return {**_init(model, optimiser, init_key), "key": jax.random.key_data(loss_key)}
-
-
-def _step(model: Model, optimiser: optax.GradientTransformation, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        return model.loss(params, batch, jax.random.key(0))  # never read
-
-    value, gradients = value_and_grad(loss)(state["params"], batch)
-    return _updated(optimiser, state, value, gradients)
-
-
-def _step_with_key(model: Model, optimiser: optax.GradientTransformation, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-    key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
-    value, gradients = value_and_grad(model.loss)(state["params"], batch, key)
-    return _updated(optimiser, state, value, gradients)
-
-
-def _updated(optimiser: optax.GradientTransformation, state: State, loss: jax.Array, gradients: Any) -> tuple[State, dict[str, jax.Array]]:
-    updates, optimiser_state = optimiser.update(gradients, state["optimiser"], state["params"])
-    params = optax.apply_updates(state["params"], updates)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
-    return {**state, "params": params, "optimiser": optimiser_state, "step": state["step"] + 1}, metrics
-
-
-def _loss_reads_key(model: Model) -> bool:
-    key = jax.eval_shape(lambda: jax.random.key(0))
+def _loss_reads_key(parts: _Parts) -> bool:
+    model, key = parts.model, jax.eval_shape(lambda: jax.random.key(0))
     with faults_of("the model's init"):
         params = jax.eval_shape(model.init, key)
     _check_params(params)
     batch = batch_shapes(model, 1)
     with faults_of("the model's loss"):
         jaxpr = jax.make_jaxpr(model.loss)(params, batch, key).jaxpr
+    if parts.param_dtype is not ParamDtype.FLOAT32:
+        with faults_of(f"with training.param_dtype={parts.param_dtype.value}, in which it is given its matrices, the model's loss"):
+            jax.eval_shape(model.loss, jax.eval_shape(lambda given: narrowed(given, parts.param_dtype), params), batch, key)
     return any(variable is jaxpr.invars[-1] for equation in jaxpr.eqns for variable in equation.invars)
 
 

@@ -6,11 +6,12 @@ from alpa_hpc.baselines.manual import Pricers
 from alpa_hpc.cluster.hardware import ClusterSpec, DeviceSpec, Link
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.models.gpt import GPT
-from alpa_hpc.training.options import OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, ParamDtype, TrainingOptions
 from alpa_hpc.training.prepare import prepare
 
 TRAINING = TrainingOptions(
     optimiser=OptimiserKind.ADAMW,
+    param_dtype=ParamDtype.FLOAT32,
     batch_size=16,
     num_steps=1,
     learning_rate=1e-3,

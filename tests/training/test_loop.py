@@ -11,10 +11,11 @@ from alpa_hpc.errors import TrainingError
 from alpa_hpc.runtime.session import Figures
 from alpa_hpc.training.data import Split
 from alpa_hpc.training.loop import train
-from alpa_hpc.training.options import OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import OptimiserKind, ParamDtype, TrainingOptions
 
 OPTIONS = TrainingOptions(
-    optimiser=OptimiserKind.ADAMW, batch_size=8, num_steps=4, learning_rate=0.5, warmup_steps=3, weight_decay=0.0, clip_norm=0.0,
+    optimiser=OptimiserKind.ADAMW, param_dtype=ParamDtype.FLOAT32,
+    batch_size=8, num_steps=4, learning_rate=0.5, warmup_steps=3, weight_decay=0.0, clip_norm=0.0,
     seed=0, evaluate_every=0, evaluate_batches=1,
 )  # fmt: skip
 

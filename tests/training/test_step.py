@@ -13,12 +13,13 @@ from alpa_hpc.errors import TraceError
 from alpa_hpc.layers.options import LayerOptions
 from alpa_hpc.training.data import open_data
 from alpa_hpc.training.optimiser import build_optimiser
-from alpa_hpc.training.options import DataKind, DataOptions, OptimiserKind, TrainingOptions
+from alpa_hpc.training.options import DataKind, DataOptions, OptimiserKind, ParamDtype, TrainingOptions
 from alpa_hpc.training.prepare import prepare
 from alpa_hpc.training.step import build_train_step
 
 OPTIONS = TrainingOptions(
-    optimiser=OptimiserKind.ADAMW, batch_size=8, num_steps=100, learning_rate=0.05, warmup_steps=0, weight_decay=0.0, clip_norm=0.0,
+    optimiser=OptimiserKind.ADAMW, param_dtype=ParamDtype.FLOAT32,
+    batch_size=8, num_steps=100, learning_rate=0.05, warmup_steps=0, weight_decay=0.0, clip_norm=0.0,
     seed=0, evaluate_every=0, evaluate_batches=1,
 )  # fmt: skip
 
