@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
+from alpa_hpc.compiler import compiled
+
 WARM_UP_RUNS = 2
 
 Arguments = tuple[object, ...]
@@ -22,7 +24,9 @@ class Timing:
 
 def time_function(function: Callable[..., object], arguments: Arguments, repeats: int) -> Timing:
     """Compile and run `function` on this process's device; a repeat ends when its results are there."""
-    return time_compiled(lambda: jax.jit(function).lower(*arguments).compile(), lambda: arguments, repeats, lambda: None)
+    return time_compiled(
+        lambda: compiled(jax.jit(function).lower(*arguments), jax.local_devices()), lambda: arguments, repeats, lambda: None
+    )
 
 
 def time_compiled(
@@ -30,9 +34,9 @@ def time_compiled(
 ) -> Timing:
     """Compile, then run on what `fresh` gives for each run; a repeat begins when all processes have its arguments."""
     began = time.perf_counter()
-    compiled = compile_function()
+    program = compile_function()
     compile_seconds = time.perf_counter() - began
-    seconds = [_time_run(compiled, fresh, synchronise) for _ in range(WARM_UP_RUNS + repeats)]
+    seconds = [_time_run(program, fresh, synchronise) for _ in range(WARM_UP_RUNS + repeats)]
     return Timing(compile_seconds, tuple(seconds[WARM_UP_RUNS:]))
 
 

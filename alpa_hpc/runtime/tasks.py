@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.compiler import compiled
 from alpa_hpc.ir.work import Accumulation, LayeredStep
 from alpa_hpc.runtime.instructions import Layout
 from alpa_hpc.sharding.collectives import AXIS_NAMES, mesh_collectives
@@ -60,7 +61,7 @@ def compile_task(task: StageTask, mesh: Mesh) -> Compiled:
     # said once more, since XLA makes a constant out of an array without elements, and gives that back whole
     placed = tuple(_map_layout(lambda layout: NamedSharding(mesh, border_spec(layout.spec)), layout) for layout in task.outputs)
     jitted = jax.jit(mapped, donate_argnums=reused_inputs(task), out_shardings=placed, keep_unused=True)
-    return jitted.lower(*avals).compile()
+    return compiled(jitted.lower(*avals), mesh.devices.flat)
 
 
 def reused_inputs(task: StageTask) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
 from alpa_hpc.cluster.hardware import Submesh
+from alpa_hpc.compiler import is_of_gpus
 from alpa_hpc.ir.work import LayeredStep
 from alpa_hpc.runtime.assemble import Assembly
 from alpa_hpc.runtime.pipeline import StageIO
@@ -15,7 +16,7 @@ from alpa_hpc.runtime.tasks import StageTask, compile_task
 from alpa_hpc.simulate.predict import temporary_bytes
 from alpa_hpc.stages.options import CheckTarget
 from alpa_hpc.verify.check import TaskCheck, check_task
-from alpa_hpc.verify.target import described_mesh, is_of_gpus
+from alpa_hpc.verify.target import described_mesh
 
 LONGEST_REASON = 300  # characters
 
@@ -98,7 +99,7 @@ def check_tasks(
     step: LayeredStep, stage: Stage, io: StageIO, tasks: Mapping[str, StageTask], mesh: Mesh
 ) -> tuple[tuple[TaskCheck, ...], tuple[NotCompiled, ...]]:
     """Compile tasks of a stage for `mesh` and hold them against the plan: those that compile, and those that the compiler fails on."""
-    temporary = temporary_bytes(stage, tasks, hiding=is_of_gpus(mesh))
+    temporary = temporary_bytes(stage, tasks, hiding=is_of_gpus(mesh.devices.flat))  # all that are described are from Hopper on
     checks: list[TaskCheck] = []
     failures: list[NotCompiled] = []
     for name, task in tasks.items():

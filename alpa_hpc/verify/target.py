@@ -107,11 +107,6 @@ def described_mesh(target: CheckTarget, submesh: Submesh, shape: MeshShape) -> M
     return Mesh(np.array(devices).reshape(shape.sizes), AXIS_NAMES)
 
 
-def is_of_gpus(mesh: Mesh) -> bool:
-    """Whether a described mesh is of GPUs; all that are known are from Hopper on, for which XLA hides collectives."""
-    return all(device.platform != "cpu" for device in mesh.devices.flat)
-
-
 def prepare_target(target: CheckTarget, num_devices: int) -> None:
     """Before anything else uses jax: see that the compiler is here, and have the CPU pose as so many devices. Raises ConfigError.
 

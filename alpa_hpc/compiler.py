@@ -1,0 +1,27 @@
+"""XLA's compiler, where it is asked for code: what it fails on for GPUs is asked for once more, with less of XLA's own."""
+
+from collections.abc import Iterable
+
+import jax
+from jax.stages import Compiled, Lowered
+
+LIBRARY_PRODUCTS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
+
+
+def compiled(lowered: Lowered, devices: Iterable[jax.Device]) -> Compiled:
+    """Code for `devices`, there or described.
+
+    XLA's own kernels of matrix products fail on some shapes (a dim of 1026 that is read as 3 x 342, say: no tile of theirs fits), and the
+    whole program with them; then all its products are the library's. Raises JaxRuntimeError where that is of no help.
+    """
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError:
+        if not is_of_gpus(devices):
+            raise
+        return lowered.compile(compiler_options=LIBRARY_PRODUCTS)
+
+
+def is_of_gpus(devices: Iterable[jax.Device]) -> bool:
+    """Whether devices, there or described, are GPUs."""
+    return all(device.platform != "cpu" for device in devices)
