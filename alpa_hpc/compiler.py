@@ -1,6 +1,7 @@
 """XLA's compiler, where it is asked for code: what it fails on for GPUs is asked for once more, with less of XLA's own."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import jax
 from jax.stages import Compiled, Lowered
@@ -8,7 +9,16 @@ from jax.stages import Compiled, Lowered
 LIBRARY_PRODUCTS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 
 
-def compiled(lowered: Lowered, devices: Iterable[jax.Device]) -> Compiled:
+class Device(Protocol):
+    """What is asked of a device of jax."""
+
+    @property
+    def platform(self) -> str:
+        """The word "cpu", or the one of a make of GPUs."""
+        ...
+
+
+def compiled(lowered: Lowered, devices: Iterable[Device]) -> Compiled:
     """Code for `devices`, there or described.
 
     XLA's own kernels of matrix products fail on some shapes (a dim of 1026 that is read as 3 x 342, say: no tile of theirs fits), and the
@@ -22,6 +32,6 @@ def compiled(lowered: Lowered, devices: Iterable[jax.Device]) -> Compiled:
         return lowered.compile(compiler_options=LIBRARY_PRODUCTS)
 
 
-def is_of_gpus(devices: Iterable[jax.Device]) -> bool:
+def is_of_gpus(devices: Iterable[Device]) -> bool:
     """Whether devices, there or described, are GPUs."""
     return all(device.platform != "cpu" for device in devices)

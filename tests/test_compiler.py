@@ -30,7 +30,7 @@ class Program:
 
 
 def code(program: Program, *platforms: str) -> object:
-    return compiled(cast(Lowered, program), cast(list[jax.Device], [Device(one) for one in platforms]))
+    return compiled(cast(Lowered, program), [Device(one) for one in platforms])
 
 
 def test_what_compiles_is_compiled_once() -> None:
