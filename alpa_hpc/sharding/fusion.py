@@ -3,16 +3,18 @@
 A simple model, held against code that XLA compiles (`benchmarks/gpu_hlo.py`). Results of contractions, reductions and collectives lie in
 memory, and so does every operand of a contraction or collective, made as late as its first reader allows; but a product of matrices works
 out as it reads what is a function of one array, converts what it alone reads, and reads what lies piece by piece, one behind the other; but
-of a batch of products whose dims lie apart, as those of heads behind a sequence do, it reads a copy. All else is fused into its readers,
-which then read what it is made from, unless several want it and that is clearly more to read than the thing itself. So is what costs next
-to nothing to work out of a part of a product, even if it is kept: of that a copy is made beside, when there is time.
+of a batch of products whose dims lie apart, as those of heads behind a sequence do, it reads a copy. What it makes it adds to an
+argument of the same dtype as it writes. All else is fused into its readers, which then read what it is made from, unless several kernels
+want it and that is clearly more to read than the thing itself. So is what costs next to nothing to work out of a part of a product, even if
+it is kept: of that a copy is made beside, when there is time.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.sharding.fused_into import kernels_of
 from alpa_hpc.sharding.kernel_seconds import CONVOLUTION, Collective, product_seconds, streaming_seconds
 from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.merge_products import PART
@@ -40,7 +42,7 @@ def lifetimes_of(
     `kept`, `added` as in _Memory, `added` in the order of a program's results; `spanning` as in LayerProblem.
     """
     readers = Counter(tile for step in steps for tile in ((step.read,) if isinstance(step, Exchange) else step.reads))
-    memory = _Memory(mesh, spanning, frozenset(kept), frozenset(added), readers)
+    memory = _Memory(mesh, spanning, frozenset(kept), frozenset(added), readers, kernels_of(steps, {*kept, *added}))
     for step in steps:
         memory.run(step)
     memory.add_waiting()
@@ -72,6 +74,14 @@ class _Placed:
     joined: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _MatrixProduct:
+    """The place of its kernel, and how many dims of a batch it has."""
+
+    kernel: int
+    batch: int
+
+
 _Kernel = tuple[frozenset[int], float]  # what it is read from, and its bytes
 
 
@@ -84,9 +94,11 @@ class _Memory:
     kept: frozenset[Tile]
     added: frozenset[Tile]
     readers: Counter[Tile]
+    kernels_of: Mapping[Tile, Set[Tile]]
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     placed: dict[Tile, _Placed] = field(default_factory=dict[Tile, _Placed])
     products: set[int] = field(default_factory=set[int])  # values that contractions made
+    matrices: dict[int, _MatrixProduct] = field(default_factory=dict[int, "_MatrixProduct"])  # those that products of matrices made
     arrived: set[int] = field(default_factory=set[int])  # those that collectives brought
     turned: set[int] = field(default_factory=set[int])  # those among them in an order of a library's own
     kernels: dict[_Kernel, frozenset[int]] = field(default_factory=dict[_Kernel, frozenset[int]])  # copies that convolutions read
@@ -94,7 +106,7 @@ class _Memory:
     rows: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])  # what row reductions made -> what they read
     waiting: list[Tile] = field(default_factory=list[Tile])  # what is still to be added
     sums: dict[Tile, tuple[int, ...]] = field(default_factory=dict[Tile, tuple[int, ...]])  # values that stand for what was added
-    wider: dict[int, float] = field(default_factory=dict[int, float])  # kernels that add to what has more bytes than they read -> its bytes
+    wider: dict[int, float] = field(default_factory=dict[int, float])  # kernels that seem to take memory for what they add to -> its bytes
 
     def place(self, tile: Tile) -> _Placed:
         """Where a tile is; what no step has made is an argument."""
@@ -199,7 +211,7 @@ class _Memory:
         as_small = all(one.num_bytes <= tile.num_bytes for one in step.reads)
         worked_out = step.work is Work.FUNCTION and as_small and all(one.solid or one.worked_out for one in placed)
         cheap = step.name in CHEAP and all(one.solid or one.cheap for one in placed)
-        swapped = step.swaps and self.readers[step.reads[0]] == 1 and self._is_product(placed[0])
+        swapped = step.swaps is not None and self.readers[step.reads[0]] == 1 and self._is_product_of_batch(placed[0], step.swaps)
         return _Placed(
             self._sources(step.reads),
             solid=False,
@@ -238,6 +250,8 @@ class _Memory:
         self._make(step.makes, sources, seconds, in_place=step.work is Work.SCATTER, beside=beside)
         made = [value for tile in step.makes for value in self.placed[tile].sources]
         self.products.update(made)
+        if step.sides:
+            self.matrices.update(dict.fromkeys(made, _MatrixProduct(len(self.lifetimes.kernels) - 1, len(step.sides[0].batch))))
         if step.turns:
             self.turned.update(made)
 
@@ -286,7 +300,10 @@ class _Memory:
         one = self.placed[tile]
         if tile in self.added and one.sources & self.products:
             self.add_waiting()
-            self.waiting.append(tile)
+            if self._is_added_as_it_is_made(tile):
+                self._add_inside(tile)
+            else:
+                self.waiting.append(tile)
         elif tile in self.added:
             self._add(tile)
         elif tile in self.kept and self._is_what_a_product_makes(tile):
@@ -297,11 +314,22 @@ class _Memory:
         elif tile in self.kept:
             self.solidify(tile)
             self.lifetimes.kept |= self.placed[tile].sources
-        elif self.readers[tile] > 1 and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes:
+        elif (
+            len(self.kernels_of[tile]) > 1
+            and self.readers[tile] > 1
+            and sum(self.lifetimes.sizes[source] for source in one.sources) > MORE_TO_READ * tile.num_bytes
+        ):
             self.solidify(tile)
 
     def _is_product(self, one: _Placed) -> bool:
         return one.solid and bool(one.sources) and one.sources <= self.products
+
+    def _is_product_of_batch(self, one: _Placed, num_dims: int) -> bool:
+        """Whether it is a product whose batch has so many dims."""
+        return self._is_product(one) and all(self._batch_of(value) == num_dims for value in one.sources)
+
+    def _batch_of(self, value: int) -> int:
+        return self.matrices[value].batch if value in self.matrices else 0
 
     def _is_what_a_product_makes(self, tile: Tile) -> bool:
         """Whether a product's kernel can make a tile in place of its product, which nobody else wants."""
@@ -309,6 +337,18 @@ class _Memory:
         return (
             one.finishes and one.in_order and not one.shared and [self.lifetimes.sizes[value] for value in one.sources] == [tile.num_bytes]
         )
+
+    def _is_added_as_it_is_made(self, tile: Tile) -> bool:
+        """Whether the kernel of a product of matrices adds to the argument what it makes: a tile in the dtype of the product."""
+        one = self.placed[tile]
+        return one.sources <= self.matrices.keys() and not self.readers[tile] and (one.solid or self._is_what_a_product_makes(tile))
+
+    def _add_inside(self, tile: Tile) -> None:
+        """The product itself is nowhere in memory; to XLA's scheduler its kernel seems to take as much as the argument."""
+        [value] = self.placed[tile].sources
+        self.lifetimes.sizes[value] = 0.0
+        self.wider[self.matrices[value].kernel] = tile.num_bytes
+        self.sums[tile] = (value,)
 
     def _keep_a_copy(self, tile: Tile) -> None:
         """Keep what costs next to nothing to work out of a product; who reads it works it out for itself, and nobody waits for the copy."""

@@ -71,7 +71,7 @@ class Lifetimes:
         return frozenset((arriving, arrived))
 
     def put_off(self, wider: Mapping[int, float]) -> None:
-        """List kernels that add what is narrower to an argument (`wider`: bytes of this, by kernel) where XLA's scheduler for memory does.
+        """List kernels that add to an argument larger than what they read (`wider`: bytes of it, by kernel) where XLA's scheduler does.
 
         That knows nothing of results in place of arguments: an addition seems to take memory, and waits as long as there is something else
         that takes no more.

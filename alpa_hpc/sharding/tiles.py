@@ -75,7 +75,7 @@ class Compute:
     found: float = 0.0
     flop: float = 0.0
     name: str = ""
-    swaps: bool = False
+    swaps: int | None = None
     apart: tuple[Tile, ...] = ()
     sides: tuple[Side, ...] = ()
     along: int | None = None

@@ -138,12 +138,17 @@ def _lie_apart(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     return bool(places) and places[-1] - places[0] >= len(places)
 
 
-def swaps(eqn: JaxprEqn) -> bool:
-    """Whether it brings the last dims before the first ones: of a product, those of one operand before the other's."""
+def swaps(eqn: JaxprEqn) -> int | None:
+    """How many dims a transposition leaves in front of those of which it brings the last before the first: None where it does other things.
+
+    Of a product with so many dims of a batch, it brings those of one operand before the other's.
+    """
     if eqn.primitive.name != "transpose":
-        return False
+        return None
     order = eqn.params["permutation"]
-    return tuple(order) == tuple((dim + order[0]) % len(order) for dim in range(len(order)))
+    front = next((place for place, dim in enumerate(order) if dim != place), len(order))
+    behind = [dim - front for dim in order[front:]]
+    return front if behind == [(place + behind[0]) % len(behind) for place in range(len(behind))] else None
 
 
 def changes_nothing(eqn: JaxprEqn) -> bool:
