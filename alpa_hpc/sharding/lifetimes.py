@@ -103,13 +103,13 @@ class Lifetimes:
         """The most bytes at once that need memory beside that of the kept values, if the kernels run in `order`.
 
         Memory of a kept value has room, until that is made, for one other at a time that is no larger; where it takes another one's place,
-        from when that was read for the last time.
+        from when that was read for the last time; one that nobody reads keeps its memory for it.
         """
         made = {value: index for index, kernel in enumerate(order) for value in kernel.makes}
         last = {value: index for index, kernel in enumerate(order) for value in (*kernel.makes, *kernel.reads)}
         over = {value for kernel in order for value in kernel.over}
         homes = sorted(self.kept & made.keys(), key=self.sizes.__getitem__)
-        begins = [last[self.instead[home]] if home in self.instead else -1 for home in homes]
+        begins = [last.get(self.instead[home], len(order)) if home in self.instead else -1 for home in homes]
         guests: list[list[int]] = [[] for _ in homes]
         for value in sorted(
             (value for value in made if self.sizes[value] and value not in self.kept), key=lambda value: -self.sizes[value]

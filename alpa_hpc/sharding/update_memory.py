@@ -1,9 +1,11 @@
 """What a stage's update needs in memory once an iteration, beyond state and accumulators: summed gradients, and tiles under way.
 
 The moves of gradients to their updates and of new parameters to where they are stored become kernels, as those of forward and backward do.
-A collective along another dim than the first works on a transposed copy; XLA makes one collective of several of a kind among the same
-devices. Gradients that several layers make of a parameter are added where they lie alike, on their way or where they are wanted. Memory
-where a parameter is stored is free from when its update has read it until the new value arrives, and has room for others.
+Most updates are one kernel between; of others, arrays lie in memory inside (`update_kernels`). A collective along another dim than the
+first works on a transposed copy; XLA makes one collective of several of a kind among the same devices. Gradients that several layers make
+of a parameter are added where they lie alike, on their way or where they are wanted. Memory where a parameter is stored is free from when
+its update has read it until the new value arrives, and has room for others; but none if the update does not read it, as where it is a copy
+in fewer bits of what the optimiser keeps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +21,7 @@ from alpa_hpc.sharding.lifetimes import Lifetimes
 from alpa_hpc.sharding.resharding import AllGather, AllToAll, Move, ReduceScatter, joint_moves, reshard_moves
 from alpa_hpc.sharding.schedule import with_collectives_joined
 from alpa_hpc.sharding.spec import Spec, split_of
+from alpa_hpc.sharding.update_kernels import GRADIENT, PARAMETER, UpdateKernel, update_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def replica_memory(layers: Sequence[ChosenLayer], shape: MeshShape, param: int, 
     arrives = dict(first.problem.replicas)[param]
     tensor, target = first.problem.tensors[arrives], first.spec(arrives)
     gradients = tuple(_gradient_spec(chosen, param) for chosen in readers)
-    return _Listing(first.problem.spanning, hiding).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, ()),))
+    return _Listing(first.problem.spanning, hiding).sync((_Exchange(tensor.shape, tensor.itemsize, shape, gradients, target, (), ()),))
 
 
 @lru_cache(maxsize=1024)
@@ -61,7 +64,7 @@ def resharding_memory(  # noqa: PLR0913 - an array's, and of two specs
     shape: tuple[int, ...], itemsize: int, mesh: MeshShape, before: Spec, after: Spec, spanning: tuple[bool, bool], *, hiding: bool
 ) -> float:
     """Bytes a device that a task needs which brings an array from one spec to another, beside both."""
-    return _Listing(spanning, hiding).sync((_Exchange(shape, itemsize, mesh, (before,), after, ()),))
+    return _Listing(spanning, hiding).sync((_Exchange(shape, itemsize, mesh, (before,), after, (), ()),))
 
 
 def _gradient_spec(chosen: ChosenLayer, param: int) -> Spec:
@@ -82,7 +85,7 @@ def _memory(exchanges: tuple["_Exchange", ...], spanning: tuple[bool, bool], hid
 class _Exchange:
     """How a parameter's gradient comes to its update, and the new parameter to where it is stored.
 
-    `gradients` = how the layers that read it make theirs, `target` = how the update reads their sum.
+    `gradients` = how the layers that read it make theirs, `target` = how the update reads their sum; `inside` = as `update_kernels` has it.
     """
 
     shape: tuple[int, ...]
@@ -91,6 +94,7 @@ class _Exchange:
     gradients: tuple[Spec, ...]
     target: Spec
     outgoing: tuple[Move, ...]
+    inside: tuple[UpdateKernel, ...]
 
     @property
     def incoming(self) -> tuple[Move, ...]:
@@ -100,6 +104,11 @@ class _Exchange:
     def bytes_in(self, spec: Spec) -> float:
         """Bytes a device of the parameter in a spec."""
         return float(self.itemsize * prod(spec.local_shape(self.shape, self.mesh)))
+
+    @property
+    def new_bytes(self) -> float:
+        """Bytes a device of a new parameter that waits to be moved to where it is stored; one that is made there is counted there."""
+        return 0.0 if all(move.is_local for move in self.outgoing) else self.bytes_in(self.outgoing[0].before)
 
     def copies_first(self, move: Move) -> bool:
         """Whether a collective reads a transposed copy of what there is."""
@@ -138,7 +147,8 @@ def _exchanges(layers: Sequence[ChosenLayer], shape: MeshShape) -> Iterator[_Exc
             outgoing = reshard_moves(chosen.spec(program.update.outputs[0]), chosen.spec(stored), shape)
             tensor = problem.tensors[stored]
             target = chosen.spec(program.gradient)
-            found[param] = _Exchange(tensor.shape, tensor.itemsize, shape, tuple(made[param]), target, outgoing)
+            inside = update_kernels(program.update, chosen, shape)
+            found[param] = _Exchange(tensor.shape, tensor.itemsize, shape, tuple(made[param]), target, outgoing, inside)
     return (found[param] for param in sorted(found))
 
 
@@ -183,15 +193,21 @@ class _Listing:
         return alike[one.target]
 
     def _updated(self, one: _Exchange, gradient: frozenset[int]) -> None:
-        """The new value takes the old one's place."""
         old = self.lifetimes.value()
-        if all(move.is_local for move in one.outgoing):
-            self._run(gradient | {old}, 0.0)
-            return
-        new = self._run(gradient | {old}, one.bytes_in(one.outgoing[0].before), in_place=True)
-        arrived = self._moved(one, new, one.outgoing)
-        self.lifetimes.kept |= arrived
-        self.lifetimes.instead |= dict.fromkeys(arrived, old)
+        values = {GRADIENT: gradient, PARAMETER: frozenset((old,))}
+        for kernel in one.inside:
+            sources = _all(values[number] for number in kernel.reads)
+            if kernel.collective:
+                values[kernel.makes[0]] = self.lifetimes.exchange(sources, kernel.collective)
+                continue
+            sizes = (*kernel.sizes, one.new_bytes) if kernel.updates else kernel.sizes
+            seconds = max(kernel.seconds, self._streaming_seconds(sources, sum(sizes)))
+            made = self.lifetimes.run(sources, sizes, in_place=kernel.elementwise, seconds=seconds)
+            values.update((number, frozenset((value,))) for number, value in zip(kernel.makes, made, strict=True))
+            if kernel.updates and one.new_bytes:
+                arrived = self._moved(one, frozenset(made[-1:]), one.outgoing)
+                self.lifetimes.kept |= arrived
+                self.lifetimes.instead |= dict.fromkeys(arrived, old)
 
     def _moved(self, one: _Exchange, sources: frozenset[int], moves: Iterable[Move]) -> frozenset[int]:
         """A tile after a resharding."""
@@ -206,9 +222,12 @@ class _Listing:
                 sources = self._run(sources, one.bytes_in(move.after))
         return sources
 
-    def _run(self, sources: frozenset[int], num_bytes: float, *, in_place: bool = False) -> frozenset[int]:
-        moved = sum(self.lifetimes.sizes[source] for source in sources) + num_bytes
-        return frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=in_place, seconds=streaming_seconds(moved)))
+    def _run(self, sources: frozenset[int], num_bytes: float) -> frozenset[int]:
+        seconds = self._streaming_seconds(sources, num_bytes)
+        return frozenset(self.lifetimes.run(sources, (num_bytes,), in_place=False, seconds=seconds))
+
+    def _streaming_seconds(self, sources: frozenset[int], num_bytes: float) -> float:
+        return streaming_seconds(sum(self.lifetimes.sizes[source] for source in sources) + num_bytes)
 
     def _collective(self, one: _Exchange, sources: frozenset[int], move: Move) -> frozenset[int]:
         before, after = one.bytes_in(move.before), one.bytes_in(move.after)

@@ -1,6 +1,7 @@
 """What the update needs in memory, on stages of a small GPT whose specs are looked at one by one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from alpa_hpc.sharding.resharding import Move, reshard_moves
 from alpa_hpc.sharding.shared_params import readers_of
 from alpa_hpc.sharding.spec import Spec
 from alpa_hpc.sharding.stage import MemoryPrice, StageSolver
+from alpa_hpc.sharding.update_kernels import GRADIENT, PARAMETER, UpdateKernel
 from alpa_hpc.sharding.update_memory import UpdateMemory, _Exchange, _memory, resharding_memory, update_memory
 from tests.planning import CLUSTER, prepared
 
@@ -52,6 +54,7 @@ FOUR = MeshShape(4, 1)
 WHOLE, SUMMANDS = Spec(((), ())), Spec(((), ()), (0,))
 ROWS, COLUMNS = Spec(((0,), ())), Spec(((), (0,)))
 BYTES = 16 * 16 * 4.0
+ONE_KERNEL = UpdateKernel((GRADIENT, PARAMETER), (PARAMETER + 1,), (), 0.0, elementwise=True, updates=True, collective=None)
 
 
 def memory_of(*specs: Spec) -> UpdateMemory:
@@ -59,8 +62,8 @@ def memory_of(*specs: Spec) -> UpdateMemory:
     return _memory(tuple(exchange(spec, SUMMANDS) for spec in specs), (False, False), True)
 
 
-def exchange(spec: Spec, *gradients: Spec) -> _Exchange:
-    return _Exchange((16, 16), 4, FOUR, gradients, spec, reshard_moves(spec, WHOLE, FOUR))
+def exchange(spec: Spec, *gradients: Spec, kernel: UpdateKernel = ONE_KERNEL) -> _Exchange:
+    return _Exchange((16, 16), 4, FOUR, gradients, spec, reshard_moves(spec, WHOLE, FOUR), (kernel,))
 
 
 def shared(spec: Spec, *gradients: Spec) -> UpdateMemory:
@@ -80,6 +83,12 @@ def test_what_arrives_in_another_order_is_copied_to_where_it_is_stored():
 def test_of_parameters_that_arrive_together_one_copy_lies_where_the_other_one_is_stored():
     assert memory_of(ROWS, ROWS).hand_out == 2 * BYTES / 4, "both arrive where they are stored while both wait"
     assert memory_of(COLUMNS, COLUMNS).hand_out == BYTES / 4 + BYTES, "so does the one of both that waits and is updated last"
+
+
+def test_where_an_update_does_not_read_the_old_parameter_nothing_else_lies():
+    unread = exchange(COLUMNS, SUMMANDS, kernel=replace(ONE_KERNEL, reads=(GRADIENT,)))
+    copies = _memory((unread, unread), (False, False), True).hand_out - BYTES / 4
+    assert copies > memory_of(COLUMNS, COLUMNS).hand_out - BYTES / 4 == BYTES
 
 
 def test_gradients_are_summed_in_the_order_of_devices():

@@ -20,6 +20,8 @@ from alpa_hpc.verify.check import TaskCheck
 from alpa_hpc.verify.plan import check_tasks
 from alpa_hpc.verify.target import described_mesh
 from tests.planning import TRAINING
+from tests.updates import LONE, UPDATES, UpdateCase, name_of, step_of
+from tests.updates import stage_of as updating
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu_code, pytest.mark.usefixtures("gpu_compiler")]
 
@@ -65,3 +67,17 @@ def test_the_cases_have_collectives_of_every_task():
 def test_peak_memory_is_as_predicted_within_a_tenth(shape: MeshShape, remat: bool):
     for name, one in checked(shape, remat=remat).items():
         assert one.memory.planned_peak == pytest.approx(one.memory.compiled_peak, rel=0.1), name
+
+
+@pytest.mark.parametrize("case", UPDATES, ids=name_of)
+def test_an_update_has_arrays_inside_where_it_is_said_to(case: UpdateCase):
+    step, stage = step_of(case), updating(case)
+    tasks = {task.name: task for task in tasks_alone(step, stage)}
+    [one], _ = check_tasks(
+        step,
+        stage,
+        describe_stage(step, (stage,), 0, {}),
+        {"update": tasks["update"]},
+        described_mesh(CheckTarget.H100, Submesh(1, 1), LONE),
+    )
+    assert one.memory.compiled_temporary == pytest.approx(case.num_arrays * case.num_bytes, abs=0.05 * case.num_bytes)
