@@ -78,12 +78,16 @@ def _loss_reads_key(parts: _Parts) -> bool:
         params = jax.eval_shape(model.init, key)
     _check_params(params)
     batch = batch_shapes(model, 1)
-    with faults_of("the model's loss"):
+    params = jax.eval_shape(lambda given: narrowed(given, parts.param_dtype), params)
+    with faults_of(_what_loss(parts.param_dtype)):
         jaxpr = jax.make_jaxpr(model.loss)(params, batch, key).jaxpr
-    if parts.param_dtype is not ParamDtype.FLOAT32:
-        with faults_of(f"with training.param_dtype={parts.param_dtype.value}, in which it is given its matrices, the model's loss"):
-            jax.eval_shape(model.loss, jax.eval_shape(lambda given: narrowed(given, parts.param_dtype), params), batch, key)
     return any(variable is jaxpr.invars[-1] for equation in jaxpr.eqns for variable in equation.invars)
+
+
+def _what_loss(dtype: ParamDtype) -> str:
+    if dtype is ParamDtype.FLOAT32:
+        return "the model's loss"
+    return f"with training.param_dtype={dtype.value}, in which it is given its matrices, the model's loss"
 
 
 def _check_params(params: Any) -> None:
