@@ -45,7 +45,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """What a kernel does: `elements` that it makes, or how it reduces; `flop` in cycles of a unit; bytes that it writes."""
 
     reads: tuple[Read, ...]
@@ -55,7 +55,7 @@ class Work:
     written: float
 
 
-def work_seconds(work: Work) -> float:
+def work_seconds(work: KernelWork) -> float:
     """Of a kernel by itself, without its launch."""
     blocks, threads = _launch(work)
     units = min(blocks, NUM_CORES) * min(threads, UNITS_PER_CORE)
@@ -71,7 +71,7 @@ def _read_seconds(read: Read, blocks: int) -> float:
     return first / min(MEMORY_BANDWIDTH, asked) + (read.num_bytes - first) / min(cache, asked)
 
 
-def _launch(work: Work) -> tuple[int, int]:
+def _launch(work: KernelWork) -> tuple[int, int]:
     """Blocks, and threads of each; a short sum is a thread's."""
     reduction = work.reduction
     if reduction is None or reduction.reduced < WARP:

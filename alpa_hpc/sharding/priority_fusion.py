@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from alpa_hpc.sharding.kernel_costs import LAUNCH, Read, Reduction, Work, work_seconds
+from alpa_hpc.sharding.kernel_costs import LAUNCH, KernelWork, Read, Reduction, work_seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +67,10 @@ class FusedKernel:
         return found
 
     @property
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """What it does, for the cost model."""
         reads = tuple(Read(times * value.num_bytes, value.num_bytes, value.itemsize) for value, times in self.operands.items())
-        return Work(reads, self.made.elements, self.reduction, self.flop, self.made.num_bytes)
+        return KernelWork(reads, self.made.elements, self.reduction, self.flop, self.made.num_bytes)
 
     def with_producer(self, producer: "FusedKernel") -> "FusedKernel":
         """This kernel if it works out for itself what another one makes."""

@@ -3,7 +3,7 @@
 import pytest
 
 from alpa_hpc.sharding.joined_kernels import joined_kernels
-from alpa_hpc.sharding.kernel_costs import Read, Reduction, Work, work_seconds
+from alpa_hpc.sharding.kernel_costs import KernelWork, Read, Reduction, work_seconds
 from alpa_hpc.sharding.priority_fusion import FusedKernel, Operation, Value, fused_kernels
 from alpa_hpc.sharding.update_memory import update_memory
 from tests.updates import LONE, UPDATES, UpdateCase, name_of, stage_of
@@ -21,7 +21,7 @@ def test_what_is_spread_is_read_slowly_where_few_blocks_run():
     ready, spread = Read(4.0 * LARGE, 4.0 * LARGE, 4), Read(4.0 * LARGE, 4.0, 4)
 
     def seconds(read: Read, columns: int) -> float:
-        return work_seconds(Work((read,), columns, Reduction(1, LARGE // columns, columns), 0.0, 0.0))
+        return work_seconds(KernelWork((read,), columns, Reduction(1, LARGE // columns, columns), 0.0, 0.0))
 
     assert seconds(spread, 1 << 13) < seconds(ready, 1 << 13)
     assert seconds(spread, 1 << 11) == pytest.approx(seconds(ready, 1 << 11)), "in 32 blocks a cache gives no more than memory does"
