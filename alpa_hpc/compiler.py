@@ -21,13 +21,13 @@ class Device(Protocol):
 def compiled(lowered: Lowered, devices: Iterable[Device]) -> Compiled:
     """Code for `devices`, there or described.
 
-    XLA's own kernels of matrix products fail on some shapes (a dim of 1026 that is read as 3 x 342, say: no tile of theirs fits), and the
+    XLA's own kernels of matrix products fail on some shapes ("Couldn't find output tile sizes", seen of a product of width 1026), and the
     whole program with them; then all its products are the library's. Raises JaxRuntimeError where that is of no help.
     """
     try:
         return lowered.compile()
-    except jax.errors.JaxRuntimeError:
-        if not is_of_gpus(devices):
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error) or not is_of_gpus(devices):
             raise
         return lowered.compile(compiler_options=LIBRARY_PRODUCTS)
 

@@ -20,12 +20,13 @@ class Program:
     """Fails with each set of options but the one that works for it."""
 
     works: dict[str, Any] | None
+    fault: str = "INTERNAL: no tile sizes"
     asked: list[dict[str, Any] | None] = field(default_factory=list)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> str:
         self.asked.append(compiler_options)
         if compiler_options != self.works:
-            raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes")
+            raise jax.errors.JaxRuntimeError(self.fault)
         return "code"
 
 
@@ -49,3 +50,10 @@ def test_what_fails_for_gpus_is_compiled_with_a_librarys_products() -> None:
 def test_a_failure_that_this_does_not_help_is_told(program: Program, platform: str) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="no tile sizes"):
         code(program, platform)
+
+
+def test_what_memory_is_too_small_for_is_not_compiled_twice() -> None:
+    program = Program(LIBRARY_PRODUCTS, "RESOURCE_EXHAUSTED: out of memory")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        code(program, "cuda")
+    assert program.asked == [None]

@@ -19,6 +19,7 @@ from alpa_hpc.calibration.programs import RUNS, collective_program, collective_t
 from alpa_hpc.calibration.rows import CalibrationRow
 from alpa_hpc.calibration.trials import CollectiveTrial, MessageTrial, PassTrial, ProductTrial, Trial
 from alpa_hpc.cluster.hardware import MeshShape
+from alpa_hpc.compiler import compiled
 from alpa_hpc.profiling.measure import WARM_UP_RUNS, time_compiled
 from alpa_hpc.runtime.alone import filled
 from alpa_hpc.runtime.instructions import Buffer, Layout, Recv, Send
@@ -65,14 +66,18 @@ def _time_collective(context: "MeshContext", trial: CollectiveTrial, repeats: in
     program = repeated(collective_program(trial, mesh_collectives(mesh)))
     mapped = jax.shard_map(program, mesh=mesh, in_specs=lies, out_specs=(lies,), check_vma=False)
     array = jax.jit(lambda: jnp.full(struct.shape, 0.01, struct.dtype), out_shardings=struct.sharding)()
-    timing = time_compiled(lambda: jax.jit(mapped).lower(struct).compile(), lambda: (array,), repeats, lambda: _meet(context))
+    timing = time_compiled(
+        lambda: compiled(jax.jit(mapped).lower(struct), mesh.devices.flat), lambda: (array,), repeats, lambda: _meet(context)
+    )
     return tuple(second / RUNS for second in timing.seconds)
 
 
 def _time_work(context: "MeshContext", trial: ProductTrial | PassTrial, repeats: int) -> tuple[float, ...]:
     arguments = tuple(filled(struct) for struct in work_arguments(trial))
     program = jax.jit(work_program(trial))
-    return time_compiled(lambda: program.lower(*arguments).compile(), lambda: arguments, repeats, lambda: _meet(context)).seconds
+    return time_compiled(
+        lambda: compiled(program.lower(*arguments), context.mesh.devices.flat), lambda: arguments, repeats, lambda: _meet(context)
+    ).seconds
 
 
 def _time_message(context: "MeshContext", trial: MessageTrial, repeats: int) -> tuple[float, ...]:
